@@ -1,0 +1,180 @@
+"""A folder that holds one edge and everything needed to use it: data files, both manifests, their blobs.
+
+It has the shape of a model's folder in a store. `diff` and `merge` write one, `apply` reads one, `publish` uploads
+one, `pull` fetches into one. Whatever is read from it is checked against the sha256 in its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from weightsync import assets, digests
+from weightsync.checkpoint import Checkpoint
+from weightsync.digests import Digests
+from weightsync.errors import DigestMismatch, FormatError, TargetError
+from weightsync.files import write_whole, writing
+from weightsync.layout import Layout
+from weightsync.manifest import Data, Edge, End, Manifest
+from weightsync.schema import Schema
+
+DOCUMENT_LIMIT = 1 << 30
+"""Largest blob, manifest or edge in bytes that is taken into memory."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """A manifest (with its sha256 in hex) and what its schema and digests blobs hold."""
+
+    manifest: Manifest
+    sha256: str
+    schema: Schema
+    digests: Digests
+
+    @property
+    def end(self) -> End:
+        """This version as the end of an edge."""
+        return End(self.manifest.weights, self.sha256)
+
+
+def describe(checkpoint: Checkpoint, chunk_digests: Digests, model: str) -> tuple[Version, Mapping[str, bytes]]:
+    """The version that a checkpoint with these digests is, and the blobs its manifest names, by sha256 (hex)."""
+    contents, _ = checkpoint.contents
+    schema = checkpoint.schema
+    named = [schema.blob, chunk_digests.tobytes(), checkpoint.layout.blob]
+    blobs = {hashlib.sha256(blob).hexdigest(): blob for blob in [*named, *contents.values()]}
+    manifest = Manifest(
+        model=model,
+        schema=schema.sha256.hex(),
+        digests=hashlib.sha256(named[1]).hexdigest(),
+        layout=hashlib.sha256(named[2]).hexdigest(),
+        assets=assets.describe(contents),
+        weights=digests.weights_digest(schema, chunk_digests),
+    )
+    return Version(manifest, hashlib.sha256(manifest.pack()).hexdigest(), schema, chunk_digests), blobs
+
+
+class Bundle:
+    """The folder `root`; it need not exist before something is put into it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def data_folder(self) -> Path:
+        """Where the data files lie."""
+        return self.root / "data"
+
+    def data_path(self, sha256: str) -> Path:
+        """Where the data file of this digest lies."""
+        return self.data_folder / f"{sha256}.safetensors"
+
+    def blob_path(self, sha256: str) -> Path:
+        """Where the blob of this digest lies."""
+        return self.root / "blobs" / sha256
+
+    def manifest_path(self, sha256: str) -> Path:
+        """Where the manifest of this digest lies."""
+        return self.root / "manifests" / f"{sha256}.json"
+
+    def edge_path(self, edge: Edge) -> Path:
+        """Where this edge lies; its name says where it leads and what it costs."""
+        base = edge.base.weights[:16] if edge.base else "full"
+        return self.root / "edges" / f"{edge.target.weights[:16]}.{base}.{edge.size}.{edge.sha256}.json"
+
+    def put_version(self, version: Version, blobs: Mapping[str, bytes]) -> None:
+        """Write a manifest and the blobs it names."""
+        for sha256, blob in blobs.items():
+            write_whole(self.blob_path(sha256), blob)
+        write_whole(self.manifest_path(version.sha256), version.manifest.pack())
+
+    def put_edge(self, edge: Edge) -> None:
+        """Write the edge, last of all: a folder without one is unfinished."""
+        write_whole(self.edge_path(edge), edge.pack())
+
+    def edge(self) -> Edge:
+        """The one edge. Raises `FormatError` when there is none, several, or a damaged one."""
+        try:
+            found = sorted((self.root / "edges").glob("*.json"))
+        except OSError:
+            found = []
+        if len(found) != 1:
+            raise FormatError(f"{self.root}: holds {len(found)} edges, expected one: not a folder written by `diff`?")
+        data = _read(found[0])
+        edge = Edge.unpack(data, str(found[0]))
+        if found[0].name.split(".")[-2] != hashlib.sha256(data).hexdigest():
+            raise DigestMismatch(f"{found[0]}: its bytes do not have the sha256 in its name")
+        return edge
+
+    def blob(self, sha256: str) -> bytes:
+        """A blob, checked."""
+        return _checked(self.blob_path(sha256), sha256)
+
+    def version(self, sha256: str) -> Version:
+        """A manifest with its schema and digests, all checked, the weights digest recomputed."""
+        path = self.manifest_path(sha256)
+        manifest = Manifest.unpack(_checked(path, sha256), str(path))
+        schema = Schema.parse(self.blob(manifest.schema))
+        chunk_digests = digests.parse(self.blob(manifest.digests), schema)
+        if digests.weights_digest(schema, chunk_digests) != manifest.weights:
+            raise FormatError(f"{path}: its weights digest is not that of its schema and digests")
+        return Version(manifest, sha256, schema, chunk_digests)
+
+    def layout(self, version: Version) -> Layout:
+        """The version's files, checked to hold exactly the tensors of its schema."""
+        layout = Layout.parse(self.blob(version.manifest.layout))
+        layout.check_tensors(version.schema)
+        return layout
+
+    def assets(self, version: Version) -> dict[str, bytes]:
+        """The version's small files by name, checked."""
+        return {asset.path: self.blob(asset.sha256) for asset in version.manifest.assets}
+
+    def data(self, edge: Edge) -> list[Path]:
+        """The edge's data files, each checked against its sha256 and length."""
+        return [self._data(entry) for entry in edge.data]
+
+    def _data(self, entry: Data) -> Path:
+        path = self.data_path(entry.sha256)
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+                if size != entry.bytes:
+                    raise DigestMismatch(
+                        f"{path}: has {size} bytes, the edge says {entry.bytes}: truncated or replaced"
+                    )
+                file.seek(0)
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as e:
+            raise FormatError(f"{path}: cannot be read: {e.strerror or e}") from e
+        if found != entry.sha256:
+            raise DigestMismatch(f"{path}: its bytes do not have the sha256 in its name; fetch or make it again")
+        return path
+
+    def start(self) -> None:
+        """Make the folder for a new edge. Raises `TargetError` when something is there already."""
+        with writing(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            if any(self.root.iterdir()):
+                raise TargetError(f"{self.root}: is not empty; name a new directory")
+            self.data_folder.mkdir()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(DOCUMENT_LIMIT + 1)
+    except OSError as e:
+        raise FormatError(f"{path}: cannot be read: {e.strerror or e}") from e
+    if len(data) > DOCUMENT_LIMIT:
+        raise FormatError(f"{path}: is larger than {DOCUMENT_LIMIT} bytes")
+    return data
+
+
+def _checked(path: Path, sha256: str) -> bytes:
+    data = _read(path)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise DigestMismatch(f"{path}: its bytes do not have the sha256 in its name; fetch or make it again")
+    return data

@@ -1,0 +1,64 @@
+"""Files and folders: writing whole or not at all, and saying in our own words why it did not work."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from weightsync.errors import NoSpace, TargetError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an `OSError` of the block into `NoSpace` or `TargetError` that names `path`."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in FULL:
+            raise NoSpace(f"{path}: {e.strerror}; {available(path)} bytes are available there") from e
+        raise TargetError(f"{path}: cannot be written: {e.strerror or e}") from e
+
+
+def available(path: Path) -> int:
+    """Bytes free for us in the file system of `path` or of its nearest existing parent."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def need_room(path: Path, needed: int, what: str) -> None:
+    """Raise `NoSpace` when the file system of `path` lacks `needed` bytes for `what`."""
+    free = available(path)
+    if needed > free:
+        raise NoSpace(f"{path}: {what} needs {needed} bytes, {free} are available")
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that it appears complete or not at all, replacing one of that name, and survives a power cut."""
+    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name[:200]}")
+    with writing(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in `folder` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
