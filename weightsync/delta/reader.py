@@ -1,0 +1,168 @@
+"""Reading delta files: nothing in them is believed before it was checked against the schema they are used with.
+
+Opening maps the files and checks every field of every directory entry at once, as columns; a record's streams are
+checked when they are decoded. The sha256 of a file is the business of whoever hands it over.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from weightsync.codec import Difference, Mode, decode, largest_raw, reversible
+from weightsync.delta.format import HEADER_BYTES, RECORD, SEGMENT, Header
+from weightsync.errors import FormatError, Unsupported
+from weightsync.schema import Schema
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The records of one edge, over all its data files, in ascending order of their segments.
+
+    `records` (R,) is the directory with `first` counting over all files, `segments` (S,) the (tensor, chunk) pairs,
+    `lengths` (S,) their words, `shards` (R,) the file each record lies in.
+    """
+
+    paths: tuple[Path, ...]
+    headers: tuple[Header, ...]
+    maps: tuple[memoryview, ...]
+    records: npt.NDArray[np.void]
+    segments: npt.NDArray[np.void]
+    lengths: npt.NDArray[np.int64]
+    shards: npt.NDArray[np.int64]
+
+    @classmethod
+    def open(cls, paths: Sequence[Path], schema: Schema) -> Delta:
+        """Map and check the data files of one edge. Raises `FormatError` or `Unsupported`."""
+        headers: list[Header] = []
+        maps: list[memoryview] = []
+        tables: list[tuple[npt.NDArray[np.void], npt.NDArray[np.void]]] = []
+        for i, path in enumerate(paths):
+            view = _map(path)
+            header = Header.unpack(bytes(view[:HEADER_BYTES]), str(path))
+            if header.file_bytes != len(view):
+                raise FormatError(f"{path}: has {len(view)} bytes, its header says {header.file_bytes}")
+            if header.shard != i:
+                raise FormatError(f"{path}: is data file {header.shard}, expected {i}")
+            if headers and (header.base, header.target) != (headers[0].base, headers[0].target):
+                raise FormatError(f"{path}: belongs to another edge than {paths[0]}")
+            headers.append(header)
+            maps.append(view[HEADER_BYTES:])
+            tables.append(_tables(view[HEADER_BYTES:], header, str(path)))
+        records = np.concatenate([t[0] for t in tables]) if tables else np.empty(0, RECORD)
+        segments = np.concatenate([t[1] for t in tables]) if tables else np.empty(0, SEGMENT)
+        shards = np.repeat(np.arange(len(tables)), [len(t[0]) for t in tables])
+        starts = np.cumsum([0] + [len(t[1]) for t in tables[:-1]]) if tables else np.zeros(0, np.int64)
+        records["first"] += starts[shards].astype(np.uint32)
+        what = str(paths[0]) if paths else "an edge without data"
+        lengths = _check(records, segments, schema, what, full=bool(headers) and headers[0].base is None)
+        return cls(tuple(paths), tuple(headers), tuple(maps), records, segments, lengths, shards)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def reversible(self) -> bool:
+        """Whether every record also leads back."""
+        return all(reversible(Mode(mode)) for mode in np.unique(self.records["mode"]))
+
+    def span(self, record: int) -> slice:
+        """The record's rows in `segments` and `lengths`."""
+        first = int(self.records["first"][record])
+        return slice(first, first + int(self.records["segments"][record]))
+
+    def decode(self, record: int) -> Difference:
+        """Decompress and check one record. Raises `FormatError` that names it."""
+        entry = self.records[record]
+        view = self.maps[int(self.shards[record])]
+        at = int(entry["offset"])
+        parts = []
+        for coded in entry["streams"]["coded"].tolist():
+            parts.append(view[at : at + coded])
+            at += coded
+        try:
+            mode, width = Mode(int(entry["mode"])), int(entry["width"])
+            return decode(mode, width, int(entry["n"]), int(entry["k"]), parts, entry["streams"]["raw"].tolist())
+        except FormatError as e:
+            raise FormatError(f"{self.paths[int(self.shards[record])]}: record {record}: {e}") from e
+
+
+def _map(path: Path) -> memoryview:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            if size < HEADER_BYTES:
+                raise FormatError(f"{path}: {size} bytes are too short for a delta file")
+            return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+    except OSError as e:
+        raise FormatError(f"{path}: cannot be read: {e.strerror or e}") from e
+
+
+def _tables(body: memoryview, header: Header, what: str) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
+    """Directory (copied) and segments of one file; their offsets are checked against this file's own payload."""
+    if header.directory % RECORD.itemsize or header.segments % SEGMENT.itemsize or header.payload % 8:
+        raise FormatError(f"{what}: directory, segments or payload have an impossible length")
+    records = np.frombuffer(body[header.payload : header.payload + header.directory], RECORD).copy()
+    segments = np.frombuffer(body[header.payload + header.directory :], SEGMENT)
+    sizes = records["streams"]["coded"].astype(np.uint64).sum(axis=1)
+    ends = np.cumsum(sizes, dtype=np.uint64)
+    if (records["offset"] != ends - sizes).any():
+        raise FormatError(f"{what}: record offsets do not follow each other")
+    if int(ends[-1] if len(ends) else 0) + 7 < header.payload or int(ends[-1] if len(ends) else 0) > header.payload:
+        raise FormatError(f"{what}: the records do not fill the payload")
+    counts = records["segments"].astype(np.uint64)
+    ends = np.cumsum(counts, dtype=np.uint64)
+    if (records["first"] != ends - counts).any() or int(ends[-1] if len(ends) else 0) != len(segments):
+        raise FormatError(f"{what}: the records do not cover the segments")
+    return records, segments
+
+
+def _check(
+    records: npt.NDArray[np.void], segments: npt.NDArray[np.void], schema: Schema, what: str, *, full: bool
+) -> npt.NDArray[np.int64]:
+    """Every field of every entry against the schema; returns the words of each segment."""
+    tensors, chunks = segments["tensor"].astype(np.int64), segments["chunk"].astype(np.int64)
+    if len(tensors) and int(tensors.max()) >= len(schema):
+        raise FormatError(f"{what}: a segment names tensor {int(tensors.max())}, there are {len(schema)}")
+    if (chunks >= np.diff(schema.chunk_starts)[tensors]).any():
+        raise FormatError(f"{what}: a segment names a chunk beyond its tensor")
+    if (np.diff(schema.chunk_starts[tensors] + chunks) <= 0).any():
+        raise FormatError(f"{what}: segments are not in ascending order")
+    known = np.array([int(mode) for mode in Mode if mode != Mode.CLASSES])
+    if (records["mode"] == Mode.CLASSES).any():
+        raise Unsupported(f"{what}: needs the feature 'classes'; use a newer version of weightsync")
+    if (~np.isin(records["mode"], known)).any():
+        raise FormatError(f"{what}: a record has an unknown mode")
+    if ((records["mode"] == Mode.FULL) != full).any():
+        raise FormatError(f"{what}: records with a base and records without one are mixed, or the header denies them")
+    if records["flags"].any() or records["reserved"].any():
+        raise FormatError(f"{what}: reserved fields of a record are not zero")
+    counts = records["segments"].astype(np.int64)
+    if (counts == 0).any():
+        raise FormatError(f"{what}: a record has no segments")
+    if (schema.words[tensors] != np.repeat(records["width"], counts)).any():
+        raise FormatError(f"{what}: a record's word size is not that of its tensors")
+    lengths = schema.chunk_lengths(tensors, chunks) // schema.words[tensors]
+    if len(records):
+        totals = np.add.reduceat(lengths, np.cumsum(counts) - counts)
+        if (records["n"] != totals).any():
+            raise FormatError(f"{what}: a record's number of words is not that of its segments")
+    if (
+        (records["k"] > records["n"]).any()
+        or (records["k"] == 0).any()
+        or (full and (records["k"] != records["n"]).any())
+    ):
+        raise FormatError(f"{what}: a record's number of changes is impossible")
+    if (records["n"] >= 1 << 31).any():
+        raise FormatError(f"{what}: a record has 2**31 words or more")
+    for entry in records:
+        mode, width, n, k = Mode(int(entry["mode"])), int(entry["width"]), int(entry["n"]), int(entry["k"])
+        streams = entry["streams"]
+        if (streams["coded"] > streams["raw"]).any() or (streams["raw"] > largest_raw(mode, width, n, k)).any():
+            raise FormatError(f"{what}: a record's stream has an impossible length")
+    return lengths
