@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from weightsync.errors import CheckpointError, FormatError
+from weightsync.files import FOLDER
 from weightsync.layout import is_plain_name, is_weight_file
 
 PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
@@ -46,7 +47,7 @@ def scan(folder: Path) -> tuple[dict[str, bytes], list[str]]:
     try:
         for path in sorted(folder.iterdir()):
             name = path.name
-            if is_weight_file(name) or name.endswith(".safetensors.index.json") or name == ".weightsync":
+            if is_weight_file(name) or name.endswith(".safetensors.index.json") or name == FOLDER:
                 continue
             if not is_asset_name(name) or not path.is_file():
                 ignored.append(name + ("/" if path.is_dir() else ""))

@@ -6,6 +6,7 @@ Opening checks every header against the file it heads; errors name the file and 
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ import numpy.typing as npt
 
 from weightsync import assets as asset_files
 from weightsync.codec.difference import Words
-from weightsync.errors import CheckpointError, SourceChanged
+from weightsync.errors import CheckpointError, SourceChanged, TargetError
+from weightsync.files import FOLDER, JOURNAL
 from weightsync.layout import HEADER_LIMIT, INDEX, File, Layout, Row, is_weight_file, parse_header, parse_index
 from weightsync.schema import CHUNK_BYTES, Schema
 
@@ -49,6 +51,10 @@ class Checkpoint:
         """
         names, index = _file_names(path)
         root = path if path.is_dir() else path.parent
+        if not writable and (root / FOLDER / JOURNAL).exists():
+            raise CheckpointError(
+                f"{root}: an apply was interrupted here, it may be a mixture of two versions; run that apply (or pull) again"
+            )
         files, maps, stamps, rows = [], [], [], []
         for i, name in enumerate(names):
             file, mapped, stamp, tensors = _open_file(root / name, writable=writable)
@@ -149,6 +155,8 @@ def _open_file(path: Path, *, writable: bool) -> tuple[File, mmap.mmap, tuple[in
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             mapped = mmap.mmap(handle.fileno(), size, access=access)
     except OSError as e:
+        if writable and e.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY):
+            raise TargetError(f"{path}: is not writable: {e.strerror}") from e
         raise CheckpointError(f"{path}: cannot be read: {e.strerror or e}") from e
     rows = parse_header(header, str(path))
     end = 8 + length + (rows[-1].stop if rows else 0)

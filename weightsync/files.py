@@ -11,6 +11,12 @@ from pathlib import Path
 
 from weightsync.errors import NoSpace, TargetError
 
+FOLDER = ".weightsync"
+"""The library's own folder inside a checkpoint directory, there only while it is being changed."""
+
+JOURNAL = "journal"
+"""The undo journal in it: while it exists, the directory may be a mixture of two versions."""
+
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

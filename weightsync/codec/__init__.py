@@ -6,7 +6,7 @@ implementation; a faster one must produce the same streams.
 """
 
 from weightsync.codec.difference import Dense, Difference, Sparse, compare, summed
-from weightsync.codec.modes import GROUP_CHANGES, GROUP_WORDS, STREAMS, Mode, choose, reversible
+from weightsync.codec.modes import GROUP_CHANGES, GROUP_WORDS, STREAMS, Mode, choose, largest, reversible
 from weightsync.codec.record import Encoded, decode, encode, largest_raw, undo_bytes
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "compare",
     "decode",
     "encode",
+    "largest",
     "largest_raw",
     "reversible",
     "summed",

@@ -68,6 +68,17 @@ def choose_gaps(n: int, k: int) -> Mode:
     return Mode.GAP16 if k * 400 < n else Mode.GAP8
 
 
+def largest(mode: Mode, chunk: int) -> tuple[int, int]:
+    """The most words and the most changes that grouping puts into a record, of chunks of up to `chunk` words.
+
+    Readers refuse more: it is what bounds the memory that a hostile record can ask for.
+    """
+    if mode in GAPS:
+        return GROUP_WORDS, GROUP_CHANGES + chunk // 5
+    words = (GROUP_CHANGES if counts_words(mode) else 5 * GROUP_CHANGES) + chunk
+    return words, words
+
+
 def reversible(mode: Mode) -> bool:
     """Whether a record of this mode also leads back."""
     return mode not in (Mode.FULL, Mode.CLASSES)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import zstandard
@@ -91,17 +92,18 @@ def encode(mode: Mode, width: int, parts: Sequence[Difference]) -> Encoded:
     return Encoded(mode, width, n, k, coded, raw)
 
 
-def largest_raw(mode: Mode, width: int, n: int, k: int) -> tuple[int, ...]:
-    """The most bytes that each stream of a record with these counts can have before compression."""
+def largest_raw(mode: Mode, width: int, n: Any, k: Any) -> tuple[Any, ...]:
+    """The most bytes that each stream of a record with these counts (or columns of counts) can have uncompressed."""
+    none = 0 * n
     values = (-(-k // 8), k + k // 255, k, k * width)
     if mode in SKIPS:
         tokens = k + n // SKIPS[mode]
-        return (tokens, tokens if mode == Mode.GAP16 else 0, *values)
+        return (tokens, tokens if mode == Mode.GAP16 else none, *values)
     if mode == Mode.BITMAP:
-        return (-(-n // 8), 0, *values)
+        return (-(-n // 8), none, *values)
     if mode == Mode.DENSE:
-        return (n, 0, 0, 0, 0, n * width)
-    return (*[n] * width, *[0] * (STREAMS - width))
+        return (n, none, none, none, none, n * width)
+    return (*[n] * width, *[none] * (STREAMS - width))
 
 
 def undo_bytes(mode: Mode, width: int, n: int, k: int) -> int:

@@ -20,12 +20,12 @@ import numpy as np
 from weightsync import digests
 from weightsync.bundle import Bundle, Version
 from weightsync.checkpoint import Checkpoint
-from weightsync.delta.journal import FOLDER, Intent, Journal, discard_folder
+from weightsync.delta.journal import Intent, Journal, discard_folder
 from weightsync.delta.patch import Walk, drive, restore
 from weightsync.delta.reader import Delta
 from weightsync.digests import Digests, Progress, silent
 from weightsync.errors import BaseMismatch, DigestMismatch, FormatError, TargetBusy, TargetError, Unsupported
-from weightsync.files import need_room, write_whole, writing
+from weightsync.files import FOLDER, need_room, write_whole, writing
 from weightsync.manifest import FEATURES, Edge
 from weightsync.parallel import Workers
 
@@ -42,8 +42,11 @@ class Step:
     goal: Version
 
     @classmethod
-    def open(cls, bundle: Bundle, *, reverse: bool = False, edge: Edge | None = None) -> Step:
-        """Read and check everything about the edge in `bundle`; nothing of the target is touched yet."""
+    def open(cls, bundle: Bundle, *, reverse: bool = False, edge: Edge | None = None, proven: bool = False) -> Step:
+        """Read and check everything about the edge in `bundle`; nothing of the target is touched yet.
+
+        `edge` names one of several; `proven` says that the caller has just checked the sha256 of its data files.
+        """
         edge = edge or bundle.edge()
         unknown = sorted(set(edge.requires) - FEATURES)
         if unknown:
@@ -57,7 +60,7 @@ class Step:
         base, target = bundle.version(edge.base.manifest), bundle.version(edge.target.manifest)
         if (base.manifest.weights, target.manifest.weights) != (edge.base.weights, edge.target.weights):
             raise FormatError(f"{bundle.root}: the edge and its manifests name different weights")
-        delta = open_data(bundle, edge, target)
+        delta = open_data(bundle, edge, target, proven=proven)
         check_cover(delta, base, target, str(bundle.root))
         start, goal = (target, base) if reverse else (base, target)
         return cls(bundle, edge, delta, reverse, start, goal)
@@ -80,9 +83,10 @@ class Applied:
     content: str
 
 
-def open_data(bundle: Bundle, edge: Edge, target: Version) -> Delta:
-    """The edge's records, after the sha256 of every data file was checked."""
-    delta = Delta.open(bundle.data(edge), target.schema)
+def open_data(bundle: Bundle, edge: Edge, target: Version, *, proven: bool = False) -> Delta:
+    """The edge's records, after the sha256 of every data file was checked, here or (`proven`) by the caller."""
+    paths = [bundle.data_path(data.sha256) for data in edge.data] if proven else bundle.data(edge)
+    delta = Delta.open(paths, target.schema)
     base = edge.base.weights if edge.base else None
     for header in delta.headers:
         if (header.base, header.target) != (base, edge.target.weights):
@@ -271,23 +275,19 @@ def open_target(target: Path) -> Checkpoint:
         raise TargetError(f"{target}: is not a directory; apply changes a checkpoint directory in place")
     if (target / FOLDER).is_symlink():
         raise TargetError(f"{target / FOLDER}: is a symbolic link; remove it")
-    for path in Checkpoint.open(target).paths:
-        mode = path.lstat()
-        if not stat.S_ISREG(mode.st_mode):
+    checkpoint = Checkpoint.open(target, writable=True)
+    for path, stamp in zip(checkpoint.paths, checkpoint.stamps, strict=True):
+        link = path.lstat()
+        if not stat.S_ISREG(link.st_mode):
             raise TargetError(
                 f"{path}: is not a plain file (a Hub cache links to shared blobs); use --output for a copy"
             )
-        if mode.st_nlink > 1:
+        if link.st_nlink > 1:
             raise TargetError(
-                f"{path}: has {mode.st_nlink} hard links, another name would change too; use --output for a copy"
+                f"{path}: has {link.st_nlink} hard links, another name would change too; use --output for a copy"
             )
-        if not os.access(path, os.W_OK):
-            raise TargetError(f"{path}: is not writable")
-    checkpoint = Checkpoint.open(target, writable=True)
-    for path, stamp in zip(checkpoint.paths, checkpoint.stamps, strict=True):
-        mode = path.lstat()
-        if (mode.st_dev, mode.st_ino, mode.st_nlink) != (stamp[0], stamp[1], 1) or not stat.S_ISREG(mode.st_mode):
-            raise TargetError(f"{path}: was replaced while it was opened")
+        if (link.st_dev, link.st_ino) != stamp[:2]:
+            raise TargetError(f"{path}: was replaced while it was opened; run this again")
     return checkpoint
 
 

@@ -28,8 +28,8 @@ from weightsync.parallel import Workers
 
 
 @contextmanager
-def building(dest: Path) -> Iterator[Path]:
-    """A hidden folder beside `dest` that becomes `dest` when the block succeeds; what is in it survives a failure.
+def building(dest: Path, *, keep: bool = False) -> Iterator[Path]:
+    """A hidden folder beside `dest` that becomes `dest` when the block succeeds, and is removed otherwise (not if `keep`).
 
     Raises `TargetError` when `dest` exists and `TargetBusy` when another process builds it.
     """
@@ -40,16 +40,29 @@ def building(dest: Path) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
+        _lock(handle, folder, dest)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            raise TargetBusy(f"{dest}: another process is making it; wait for it") from e
-        yield folder
-        with writing(dest):
-            folder.rename(dest)
-            sync_folder(dest.parent)
+            yield folder
+            with writing(dest):
+                folder.rename(dest)
+                sync_folder(dest.parent)
+        except BaseException:
+            if not keep:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
     finally:
         os.close(handle)
+
+
+def _lock(handle: int, folder: Path, dest: Path) -> None:
+    """Take the folder for ourselves; whoever had it may have finished, and renamed it, a moment ago."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        ours = folder.exists() and os.path.samestat(os.fstat(handle), folder.stat())
+    except OSError:
+        ours = False
+    if not ours:
+        raise TargetBusy(f"{dest}: another process is making it; wait for it, then look again")
 
 
 def is_empty(folder: Path) -> bool:
@@ -87,12 +100,12 @@ def fill(
     drive(Walk(checkpoint, delta, False, version, version), 1, workers, progress=progress)
 
 
-def open_full(bundle: Bundle, edge: Edge) -> tuple[Delta, Version]:
-    """A Full edge's records and version, checked."""
+def open_full(bundle: Bundle, edge: Edge, *, proven: bool = False) -> tuple[Delta, Version]:
+    """A Full edge's records and version, checked; `proven` as in `open_data`."""
     version = bundle.version(edge.target.manifest)
     if version.manifest.weights != edge.target.weights:
         raise FormatError(f"{bundle.root}: the edge and its manifest name different weights")
-    return open_data(bundle, edge, version), version
+    return open_data(bundle, edge, version, proven=proven), version
 
 
 def walk_plain(checkpoint: Checkpoint, steps: Sequence[Step], workers: Workers, *, progress: Progress = silent) -> None:

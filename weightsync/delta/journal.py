@@ -24,11 +24,9 @@ import numpy.typing as npt
 
 from weightsync import canonical
 from weightsync.errors import FormatError, TargetError
-from weightsync.files import need_room, sync_folder, writing
+from weightsync.files import FOLDER, JOURNAL, need_room, sync_folder, writing
 from weightsync.manifest import End
 
-FOLDER = ".weightsync"
-NAME = "journal"
 FORMAT = "weightsync.journal/1"
 PAGE = 4096
 HEAD = 64
@@ -85,7 +83,7 @@ class Journal:
         folder = target / FOLDER
         if folder.is_symlink():
             raise TargetError(f"{folder}: is a symbolic link; remove it")
-        path = folder / NAME
+        path = folder / JOURNAL
         size = PAGE + _padded(records) + slots * (HEAD + _padded(slot_bytes))
         need_room(target, size, "the undo journal")
         document = {
@@ -98,7 +96,7 @@ class Journal:
             "slots": slots,
             "start": {"manifest": intent.start.manifest, "weights": intent.start.weights},
         }
-        temporary = path.with_name(f".tmp-{NAME}")
+        temporary = path.with_name(f".tmp-{JOURNAL}")
         with writing(path):
             folder.mkdir(exist_ok=True)
             try:
@@ -119,7 +117,7 @@ class Journal:
     @classmethod
     def open(cls, target: Path) -> Journal | None:
         """The journal that an interrupted apply left in `target`, if there is one. Raises `FormatError`."""
-        path = target / FOLDER / NAME
+        path = target / FOLDER / JOURNAL
         if not path.exists():
             return None
         with writing(path), path.open("r+b") as file:

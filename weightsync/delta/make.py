@@ -9,12 +9,12 @@ from itertools import pairwise
 from weightsync.bundle import Bundle, Version, describe
 from weightsync.checkpoint import Checkpoint
 from weightsync.delta.apply import Step
-from weightsync.delta.diff import Scan, write_delta, write_full
+from weightsync.delta.diff import ParentChanged, Scan, write_delta, write_full
 from weightsync.delta.format import SHARD_BYTES
 from weightsync.delta.merge import Hop, write_merged
 from weightsync.delta.writer import DataFile, DeltaWriter
 from weightsync.digests import Progress, silent
-from weightsync.errors import BaseMismatch, InputError
+from weightsync.errors import BaseMismatch, InputError, SourceChanged
 from weightsync.manifest import Data, Edge, Kind
 from weightsync.parallel import Workers
 
@@ -54,8 +54,11 @@ def make_delta(
     with DeltaWriter(bundle.data_folder, shard_bytes=shard_bytes) as writer:
         scan = write_delta(old, new, writer, workers, expected=base.digests if base else None, progress=progress)
         new.check_unchanged()
-        if base is None:
+        try:
             old.check_unchanged()
+        except SourceChanged as e:
+            raise ParentChanged(str(e)) from e
+        if base is None:
             base, blobs = describe(old, scan.old, model)
             bundle.put_version(base, blobs)
         target = _target(new, scan, bundle, model)

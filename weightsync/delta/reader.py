@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from weightsync.codec import Difference, Mode, decode, largest_raw, reversible
+from weightsync.codec import Difference, Mode, decode, largest, largest_raw, reversible
 from weightsync.delta.format import HEADER_BYTES, RECORD, SEGMENT, Header
 from weightsync.errors import FormatError, Unsupported
-from weightsync.schema import Schema
+from weightsync.schema import CHUNK_BYTES, Schema
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,21 @@ def _check(
         or (full and (records["k"] != records["n"]).any())
     ):
         raise FormatError(f"{what}: a record's number of changes is impossible")
-    if (records["n"] >= 1 << 31).any():
-        raise FormatError(f"{what}: a record has 2**31 words or more")
-    for entry in records:
-        mode, width, n, k = Mode(int(entry["mode"])), int(entry["width"]), int(entry["n"]), int(entry["k"])
-        streams = entry["streams"]
-        if (streams["coded"] > streams["raw"]).any() or (streams["raw"] > largest_raw(mode, width, n, k)).any():
-            raise FormatError(f"{what}: a record's stream has an impossible length")
+    _check_streams(records, what)
     return lengths
+
+
+def _check_streams(records: npt.NDArray[np.void], what: str) -> None:
+    """The length of every stream against what its record's counts allow, one mode and width at a time."""
+    coded, raw = records["streams"]["coded"], records["streams"]["raw"]
+    if (coded > raw).any():
+        raise FormatError(f"{what}: a record's stream grew by compression")
+    for mode, width in set(zip(records["mode"].tolist(), records["width"].tolist(), strict=True)):
+        rows = (records["mode"] == mode) & (records["width"] == width)
+        words, changes = largest(Mode(mode), CHUNK_BYTES // width)
+        if (records["n"][rows] > words).any() or (records["k"][rows] > changes).any():
+            raise FormatError(f"{what}: a record is larger than any that is written")
+        n, k = records["n"][rows].astype(np.int64), records["k"][rows].astype(np.int64)
+        for slot, limit in enumerate(largest_raw(Mode(mode), width, n, k)):
+            if (raw[rows, slot] > limit).any():
+                raise FormatError(f"{what}: a record's stream is longer than its counts allow")

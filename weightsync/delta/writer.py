@@ -105,6 +105,8 @@ class _Shard:
             self._file.write(bytes(padding) + directory + segments)
             self._file.seek(0)
             self._file.write(header.pack())
+            self._file.flush()
+            os.fsync(self._file.fileno())
             self._file.close()
             with self._path.open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
