@@ -164,13 +164,11 @@ class Bundle:
 
 def _read(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            data = file.read(DOCUMENT_LIMIT + 1)
+        if path.stat().st_size > DOCUMENT_LIMIT:
+            raise FormatError(f"{path}: is larger than {DOCUMENT_LIMIT} bytes")
+        return path.read_bytes()
     except OSError as e:
         raise FormatError(f"{path}: cannot be read: {e.strerror or e}") from e
-    if len(data) > DOCUMENT_LIMIT:
-        raise FormatError(f"{path}: is larger than {DOCUMENT_LIMIT} bytes")
-    return data
 
 
 def _checked(path: Path, sha256: str) -> bytes:

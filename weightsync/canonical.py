@@ -53,7 +53,7 @@ def _check(value: Any, depth: int) -> None:
             _check(item, depth + 1)
     elif isinstance(value, int):
         if abs(value) > MAX_INTEGER:
-            raise FormatError(f"integer {value} is 2**53 or more")
+            raise FormatError("an integer is 2**53 or more")
     elif not isinstance(value, str) and value is not None:
         raise FormatError(f"{type(value).__name__} is not allowed")
 

@@ -42,5 +42,5 @@ def check_length(name: str, dtype: str, shape: Sequence[int], length: int) -> No
     want, rest = divmod(math.prod(shape) * bits, 8)
     if rest or want != length:
         raise CheckpointError(
-            f"tensor {name!r}: {dtype}{list(shape)} takes {math.prod(shape) * bits / 8:g} bytes, its offsets span {length}"
+            f"tensor {name!r}: {dtype}{list(shape)} takes {math.prod(shape) * bits} bits, its offsets span {length} bytes"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,17 +18,21 @@ FOLDER = ".weightsync"
 JOURNAL = "journal"
 """The undo journal in it: while it exists, the directory may be a mixture of two versions."""
 
+TEMPORARY = ".tmp-"
+"""How the name of a file begins that is still being written."""
+
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn an `OSError` of the block into `NoSpace` or `TargetError` that names `path`."""
+def writing(path: Path, needed: int | None = None) -> Iterator[None]:
+    """Turn an `OSError` of the block into `NoSpace` (with the bytes `needed`, if known) or `TargetError`, naming `path`."""
     try:
         yield
     except OSError as e:
         if e.errno in FULL:
-            raise NoSpace(f"{path}: {e.strerror}; {available(path)} bytes are available there") from e
+            wanted = "" if needed is None else f"{needed} bytes are needed, "
+            raise NoSpace(f"{path}: {e.strerror}: {wanted}{available(path)} bytes are available there") from e
         raise TargetError(f"{path}: cannot be written: {e.strerror or e}") from e
 
 
@@ -47,11 +52,11 @@ def need_room(path: Path, needed: int, what: str) -> None:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that it appears complete or not at all, replacing one of that name, and survives a power cut."""
-    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name[:200]}")
-    with writing(path):
+    with writing(path, len(data)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
+            with temporary.open("xb") as file:  # exclusive: never through a link that somebody laid there
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -15,7 +15,7 @@ from typing import Any
 
 from weightsync import canonical
 from weightsync.errors import CheckpointError, FormatError
-from weightsync.schema import Schema
+from weightsync.schema import MAX_DIMENSIONS, Schema
 
 FORMAT = "weightsync.layout/1"
 INDEX = "model.safetensors.index.json"
@@ -58,11 +58,12 @@ def parse_header(header: bytes, what: str) -> list[Row]:
     `what` names the file in the `CheckpointError`; offsets in messages count from the start of the file.
     """
     try:
-        document = json.loads(header.decode(), object_pairs_hook=_unique)
+        text = header.decode()
+        document = json.loads(text, object_pairs_hook=_unique)
     except UnicodeDecodeError as e:
         raise CheckpointError(f"{what}: byte {8 + e.start}: the header is not UTF-8") from e
     except json.JSONDecodeError as e:
-        raise CheckpointError(f"{what}: byte {8 + e.pos}: the header is not JSON: {e.msg}") from e
+        raise CheckpointError(f"{what}: byte {8 + len(text[: e.pos].encode())}: the header is not JSON: {e.msg}") from e
     except (ValueError, RecursionError) as e:
         raise CheckpointError(f"{what}: byte 8: the header is not valid: {e}") from e
     if not isinstance(document, dict):
@@ -84,8 +85,8 @@ def _row(name: str, entry: Any, what: str) -> Row:
     try:
         name.encode()
         dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        numbers = [*shape, start, stop]
-        ok = isinstance(dtype, str) and dtype.isascii() and all(type(v) is int and 0 <= v < 2**53 for v in numbers)
+        ok = isinstance(dtype, str) and dtype.isascii() and isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS
+        ok = ok and all(type(number) is int and 0 <= number < 2**53 for number in [*shape, start, stop])
     except (TypeError, KeyError, ValueError) as e:
         raise CheckpointError(f"{what}: byte 8: header entry of tensor {name!r} is malformed") from e
     if not ok or stop < start:

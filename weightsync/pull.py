@@ -120,7 +120,7 @@ def _finish_interrupted(remote: Remote, bundle: Bundle, dest: Path) -> Step | No
             "have; finish or undo it with `weightsync apply` and that delta"
         )
     edge = remote.edge(link)
-    _fetch(remote, bundle, edge, whole=True)
+    _fetch(remote, bundle, edge)
     return Step.open(bundle, edge=edge, reverse=journal.intent.reverse, proven=True)
 
 
@@ -164,10 +164,11 @@ def _route(remote: Remote, bundle: Bundle, held: str | None, target: Version, ma
         return _Route(path, full, steps, downloaded, left_out)
 
 
-def _fetch(remote: Remote, bundle: Bundle, edge: Edge, *, whole: bool = False) -> int:
+def _fetch(remote: Remote, bundle: Bundle, edge: Edge) -> int:
+    """Bring an edge into the bundle, with both versions whole: after each edge the directory is one of them."""
     for end in (edge.base, edge.target):
         if end is not None:
-            remote.fetch_version(end.manifest, bundle, whole=whole)
+            remote.fetch_version(end.manifest, bundle, whole=True)
     return remote.fetch_data(edge, bundle)
 
 

@@ -88,7 +88,7 @@ class Schema:
         """From an untrusted blob of `blob`'s form. Raises `FormatError`."""
         try:
             wire = msgspec.json.decode(blob, type=_Wire)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as e:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
             raise FormatError(f"schema blob is not valid: {e}") from e
         if wire.format != FORMAT:
             raise FormatError(f"schema blob has format {wire.format!r}, expected {FORMAT!r}")

@@ -189,6 +189,8 @@ def _decompress(data: memoryview, size: int) -> st.Bytes:
     if len(data) == size:
         return np.frombuffer(data, np.uint8)
     try:
+        if zstandard.get_frame_parameters(data).content_size != zstandard.CONTENTSIZE_UNKNOWN:
+            raise FormatError("a compressed stream claims a size of its own")  # the library would allocate that much
         out = _coders.decompressor.decompress(data, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as e:
         raise FormatError(f"a compressed stream is damaged: {e}") from e

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,15 @@ from weightsync.delta.journal import Intent, Journal, discard_folder
 from weightsync.delta.patch import Walk, drive, restore
 from weightsync.delta.reader import Delta
 from weightsync.digests import Digests, Progress, silent
-from weightsync.errors import BaseMismatch, DigestMismatch, FormatError, TargetBusy, TargetError, Unsupported
+from weightsync.errors import (
+    BaseMismatch,
+    DigestMismatch,
+    FormatError,
+    InputError,
+    TargetBusy,
+    TargetError,
+    Unsupported,
+)
 from weightsync.files import FOLDER, need_room, write_whole, writing
 from weightsync.manifest import FEATURES, Edge
 from weightsync.parallel import Workers
@@ -83,6 +92,18 @@ class Applied:
     content: str
 
 
+def check_chain(steps: Sequence[Step]) -> None:
+    """Raise `BaseMismatch` unless every step starts where the one before it ends, and `InputError` when there is none."""
+    if not steps:
+        raise InputError("no edge was given")
+    for one, two in pairwise(steps):
+        if one.goal.manifest.weights != two.start.manifest.weights:
+            raise BaseMismatch(
+                f"{two.bundle.root}: starts from weights {two.start.manifest.weights[:16]}, the edge before it ends at "
+                f"{one.goal.manifest.weights[:16]}: these edges do not follow each other; nothing was written"
+            )
+
+
 def open_data(bundle: Bundle, edge: Edge, target: Version, *, proven: bool = False) -> Delta:
     """The edge's records, after the sha256 of every data file was checked, here or (`proven`) by the caller."""
     paths = [bundle.data_path(data.sha256) for data in edge.data] if proven else bundle.data(edge)
@@ -136,6 +157,7 @@ def apply_locked(
     progress: Progress = silent,
 ) -> Applied:
     """`apply` for a caller that holds the lock, and may know the digests of the directory as it is (`found`)."""
+    check_chain(steps)
     target, last = checkpoint.root, steps[-1]
     contents = last.bundle.assets(last.goal) if contents is None else contents
     if checkpoint.schema != steps[0].start.schema:
@@ -152,11 +174,11 @@ def apply_locked(
     while at < len(steps):
         step = steps[at]
         walk = Walk(checkpoint, step.delta, step.reverse, step.start, step.goal)
-        _reserve(checkpoint)
+        need_room(target, sum(map(len, contents.values())), "the small files")
         journal = Journal.create(
             target, step.intent, records=len(step.delta), slots=workers.threads, slot_bytes=walk.slot_bytes()
         )
-        _finish(walk, journal, workers, progress)
+        _finish(walk, 1, journal, workers, progress)
         at += 1
         _complete(checkpoint, steps, at, journal, contents)
     put_assets(target, contents, old_assets(steps))
@@ -187,7 +209,7 @@ def _recover(
             )
         restore(walk, journal)
         _prove_sides(walk, journal, digests.of_checkpoint(checkpoint, workers, progress))
-        drive(walk, want, workers, journal=journal, progress=progress)
+        _finish(walk, want, journal, workers, progress)
         _complete(checkpoint, steps, i + 1, journal, contents)
         return i + 1
     raise TargetError(
@@ -229,12 +251,16 @@ def _prove_sides(walk: Walk, journal: Journal, found: Digests) -> None:
         )
 
 
-def _finish(walk: Walk, journal: Journal, workers: Workers, progress: Progress) -> None:
+def _finish(walk: Walk, want: int, journal: Journal, workers: Workers, progress: Progress) -> None:
+    """Bring all records to the wanted side; a fault of the delta on the way forward takes them all back instead."""
     try:
-        drive(walk, 1, workers, journal=journal, progress=progress)
+        drive(walk, want, workers, journal=journal, progress=progress)
     except (DigestMismatch, FormatError) as e:
+        if not want:
+            raise
         drive(walk, 0, workers, journal=journal)
-        walk.checkpoint.flush()
+        with writing(walk.checkpoint.root):
+            walk.checkpoint.flush()
         journal.remove()
         raise DigestMismatch(f"{walk.checkpoint.root}: {e}; everything was undone") from e
 
@@ -242,11 +268,15 @@ def _finish(walk: Walk, journal: Journal, workers: Workers, progress: Progress) 
 def _complete(
     checkpoint: Checkpoint, steps: Sequence[Step], at: int, journal: Journal, contents: Mapping[str, bytes]
 ) -> None:
-    """Everything of the edge before `at` is stored and proven: make it last, then forget the journal."""
+    """Everything of the edge before `at` is stored and proven: make it last, then forget the journal.
+
+    The small files follow at every edge, so that whatever comes later finds a whole version.
+    """
     with writing(checkpoint.root):
         checkpoint.flush()
-    if at == len(steps):
-        put_assets(checkpoint.root, contents, old_assets(steps))
+    step = steps[at - 1]
+    here = contents if at == len(steps) else step.bundle.assets(step.goal)
+    put_assets(checkpoint.root, here, old_assets(steps))
     journal.remove()
 
 
@@ -288,17 +318,18 @@ def open_target(target: Path) -> Checkpoint:
             )
         if (link.st_dev, link.st_ino) != stamp[:2]:
             raise TargetError(f"{path}: was replaced while it was opened; run this again")
+    _reserve(checkpoint)
     return checkpoint
 
 
 def _reserve(checkpoint: Checkpoint) -> None:
-    """Allocate holes of sparse files now: a store into one on a full disk would kill the process."""
+    """Allocate holes of sparse files now: touching one on a full disk (on tmpfs even reading it) kills the process."""
     for path in checkpoint.paths:
         size = path.stat()
         missing = size.st_size - size.st_blocks * 512
         if missing > 0:
             need_room(path, missing, "filling the holes of a sparse file")
-            with writing(path), path.open("r+b") as file:
+            with writing(path, missing), path.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, size.st_size)
 
 

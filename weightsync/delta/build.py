@@ -16,7 +16,7 @@ from pathlib import Path
 from weightsync import digests
 from weightsync.bundle import Bundle, Version
 from weightsync.checkpoint import Checkpoint
-from weightsync.delta.apply import Step, old_assets, open_data, position, put_assets
+from weightsync.delta.apply import Step, check_chain, old_assets, open_data, position, put_assets
 from weightsync.delta.patch import Walk, drive
 from weightsync.delta.reader import Delta
 from weightsync.digests import Progress, silent
@@ -122,6 +122,7 @@ def copy_and_apply(
 
     Weights, index and assets are copied. What is proven, before and after, is the copy.
     """
+    check_chain(steps)
     original = Checkpoint.open(source)
     if original.schema != steps[0].start.schema:
         raise BaseMismatch(f"{source}: holds other tensors than the delta was made for")

@@ -6,7 +6,7 @@ has a fixed size so that it can be written last, when the payload has been strea
 
 from __future__ import annotations
 
-import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from weightsync.errors import FormatError, Unsupported
 
 FORMAT = "weightsync.delta/1"
 HEADER_BYTES = 1024
+_HEX = re.compile("[0-9a-f]{64}")
 SHARD_BYTES = 2_000_000_000
 """Largest data file in bytes."""
 
@@ -100,18 +101,12 @@ class Header:
                 directory=spans[1][1] - spans[1][0],
                 segments=spans[2][1] - spans[2][0],
             )
+            digests = [header.target] + ([] if header.base is None else [header.base])
+            if not all(_HEX.fullmatch(digest) for digest in digests):
+                raise FormatError(f"{what}: its header names no weights")
             ok = min(header.payload, header.directory, header.segments, header.shard) >= 0 and header.pack() == data
         except (KeyError, TypeError, ValueError, IndexError) as e:
             raise FormatError(f"{what}: its header lacks a field or has a wrong one: {e!r}") from e
         if not ok:
             raise FormatError(f"{what}: its header is not in the form that weightsync writes")
         return header
-
-
-def is_delta_header(data: bytes) -> bool:
-    """Whether a safetensors header looks like a delta file's, for better messages; promises nothing."""
-    try:
-        metadata = json.loads(data).get("__metadata__", {})
-        return isinstance(metadata, dict) and str(metadata.get("format", "")).startswith("weightsync.delta/")
-    except (ValueError, AttributeError):
-        return False

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from weightsync import canonical
 from weightsync.errors import FormatError, TargetError
-from weightsync.files import FOLDER, JOURNAL, need_room, sync_folder, writing
+from weightsync.files import FOLDER, JOURNAL, TEMPORARY, need_room, sync_folder, writing
 from weightsync.manifest import End
 
 FORMAT = "weightsync.journal/1"
@@ -96,11 +96,12 @@ class Journal:
             "slots": slots,
             "start": {"manifest": intent.start.manifest, "weights": intent.start.weights},
         }
-        temporary = path.with_name(f".tmp-{JOURNAL}")
-        with writing(path):
+        temporary = path.with_name(f"{TEMPORARY}{JOURNAL}")
+        with writing(path, size):
             folder.mkdir(exist_ok=True)
+            temporary.unlink(missing_ok=True)  # of a call that was killed here; we hold the directory's lock
             try:
-                with temporary.open("wb") as file:
+                with temporary.open("xb") as file:
                     os.posix_fallocate(file.fileno(), 0, size)
                     file.write(canonical.dumps(document).ljust(PAGE))
                     file.flush()

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from weightsync.bundle import Bundle, Version, describe
 from weightsync.checkpoint import Checkpoint
-from weightsync.delta.apply import Step
+from weightsync.delta.apply import Step, check_chain
 from weightsync.delta.diff import ParentChanged, Scan, write_delta, write_full
 from weightsync.delta.format import SHARD_BYTES
 from weightsync.delta.merge import Hop, write_merged
 from weightsync.delta.writer import DataFile, DeltaWriter
 from weightsync.digests import Progress, silent
-from weightsync.errors import BaseMismatch, InputError, SourceChanged
+from weightsync.errors import SourceChanged
 from weightsync.manifest import Data, Edge, Kind
 from weightsync.parallel import Workers
 
@@ -90,14 +89,7 @@ def make_full(
 
 def make_merge(steps: Sequence[Step], bundle: Bundle, workers: Workers, *, shard_bytes: int = SHARD_BYTES) -> Made:
     """Fill `bundle` with one edge that does what the chain `steps` does. Raises `BaseMismatch` when they do not meet."""
-    if not steps:
-        raise InputError("a merge needs at least one edge")
-    for one, two in pairwise(steps):
-        if one.goal.manifest.weights != two.start.manifest.weights:
-            raise BaseMismatch(
-                f"{two.bundle.root}: starts from {two.start.manifest.weights[:16]}, the edge before it ends at "
-                f"{one.goal.manifest.weights[:16]}: these edges do not follow each other"
-            )
+    check_chain(steps)
     base, target = steps[0].start, steps[-1].goal
     with DeltaWriter(bundle.data_folder, shard_bytes=shard_bytes) as writer:
         merged = write_merged([Hop(step.delta, step.reverse) for step in steps], base, target, writer, workers)
