@@ -10,6 +10,7 @@ import json
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -254,6 +255,14 @@ def delta(old: Path, new: Path, folder: Path, *, threads: int = 1, shard_bytes: 
 def between(root: Path, old: Tensors, new: Tensors) -> Made:
     """Write two checkpoints to `root`/a and `root`/b and make the edge between them in `root`/d."""
     return delta(write_checkpoint(root / "a", old), write_checkpoint(root / "b", new), root / "d")
+
+
+def chain(root: Path, states: Sequence[Tensors]) -> tuple[list[Path], list[Step]]:
+    """Write consecutive checkpoints to `root`/s0, s1 and so on, with the edges between them, opened, in `root`/d0, d1."""
+    paths = [write_checkpoint(root / f"s{i}", tensors) for i, tensors in enumerate(states)]
+    for i, (one, two) in enumerate(pairwise(paths)):
+        delta(one, two, root / f"d{i}", threads=2)
+    return paths, [Step.open(Bundle(root / f"d{i}")) for i in range(len(states) - 1)]
 
 
 def full(path: Path, folder: Path, *, threads: int = 1, shard_bytes: int = SHARD_BYTES) -> Made:

@@ -41,6 +41,5 @@ def check_length(name: str, dtype: str, shape: Sequence[int], length: int) -> No
         return
     want, rest = divmod(math.prod(shape) * bits, 8)
     if rest or want != length:
-        raise CheckpointError(
-            f"tensor {name!r}: {dtype}{list(shape)} takes {math.prod(shape) * bits} bits, its offsets span {length} bytes"
-        )
+        size = f"{8 * want + rest} bits" if rest else f"{want} bytes"
+        raise CheckpointError(f"tensor {name!r}: {dtype}{list(shape)} takes {size}, its offsets span {length} bytes")

@@ -50,11 +50,14 @@ def need_room(path: Path, needed: int, what: str) -> None:
         raise NoSpace(f"{path}: {what} needs {needed} bytes, {free} are available")
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it appears complete or not at all, replacing one of that name, and survives a power cut."""
+def write_whole(path: Path, data: bytes, *, via: Path | None = None) -> None:
+    """Write a file so that it appears complete or not at all, replacing one of that name, and survives a power cut.
+
+    It grows under a temporary name in the folder `via` of the same file system, or else beside `path`.
+    """
     with writing(path, len(data)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
+        temporary = (via or path.parent) / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
         try:
             with temporary.open("xb") as file:  # exclusive: never through a link that somebody laid there
                 file.write(data)

@@ -11,20 +11,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from weightsync import digests, graph
+from weightsync.assets import scan
 from weightsync.bundle import Bundle, Version
-from weightsync.delta.apply import Step, apply_locked, locked, open_target, put_assets
+from weightsync.checkpoint import Checkpoint
+from weightsync.delta.apply import Step, apply_locked, locked, old_assets, open_target, put_assets
 from weightsync.delta.build import building, clear, fill, is_empty, lay_out, open_full, walk_plain
 from weightsync.delta.journal import Journal, discard_folder
 from weightsync.delta.reader import Delta
 from weightsync.digests import Progress, silent
-from weightsync.errors import InputError, NoPath, StoreCorrupt, StoreNotFound
-from weightsync.files import FOLDER, writing
+from weightsync.errors import InputError, NoPath, StoreCorrupt, StoreNotFound, TargetError
+from weightsync.files import FOLDER, JOURNAL, writing
 from weightsync.graph import Hop, Link
 from weightsync.manifest import Edge
 from weightsync.parallel import Workers
 from weightsync.remote import KEY, Remote
 
 FETCHED = "fetch"
+MANIFESTS_LOOKED_AT = 64
 
 
 @dataclass(frozen=True)
@@ -87,25 +90,64 @@ def _in_place(remote: Remote, wanted: str, dest: Path, workers: Workers, max_hop
     bundle = Bundle(dest / FOLDER / FETCHED)
     with locked(dest):
         checkpoint = open_target(dest)
-        recovered = _finish_interrupted(remote, bundle, dest)
-        if recovered is not None:
-            apply_locked(checkpoint, [recovered], workers, progress=progress)
-        target = remote.fetch_version(wanted, bundle, whole=True)
-        if checkpoint.schema != target.schema:
-            lines = "; ".join(checkpoint.schema.differences(target.schema))
-            raise NoPath(f"{dest}: holds other tensors than the version ({lines}); pull into a new directory")
-        found = digests.of_checkpoint(checkpoint, workers, progress)
-        held = digests.weights_digest(checkpoint.schema, found)
-        route = _route(remote, bundle, held, target, max_hops)
-        contents = bundle.assets(target)
-        if route.steps:
-            apply_locked(checkpoint, route.steps, workers, contents=contents, found=found, progress=progress)
-        else:
-            put_assets(dest, contents, set())
-        with writing(dest):
-            shutil.rmtree(bundle.root, ignore_errors=True)
-        discard_folder(dest)
+        try:
+            done = _move(remote, wanted, checkpoint, bundle, workers, max_hops, progress)
+        except (InputError, TargetError):
+            if not (dest / FOLDER / JOURNAL).exists():
+                _forget(bundle, dest)
+            raise
+        _forget(bundle, dest)
+        return done
+
+
+def _forget(bundle: Bundle, dest: Path) -> None:
+    """Remove what was fetched; only a kill or a store that fails in the middle leaves it for the next call."""
+    shutil.rmtree(bundle.root, ignore_errors=True)
+    discard_folder(dest)
+
+
+def _move(
+    remote: Remote,
+    wanted: str,
+    checkpoint: Checkpoint,
+    bundle: Bundle,
+    workers: Workers,
+    max_hops: int,
+    progress: Progress,
+) -> Pulled:
+    dest = checkpoint.root
+    recovered = _finish_interrupted(remote, bundle, dest)
+    if recovered is not None:
+        apply_locked(checkpoint, [recovered], workers, progress=progress)
+    target = remote.fetch_version(wanted, bundle, whole=True)
+    if checkpoint.schema != target.schema:
+        lines = "; ".join(checkpoint.schema.differences(target.schema))
+        raise NoPath(f"{dest}: holds other tensors than the version ({lines}); pull into a new directory")
+    found = digests.of_checkpoint(checkpoint, workers, progress)
+    held = digests.weights_digest(checkpoint.schema, found)
+    route = _route(remote, bundle, held, target, max_hops)
+    contents = bundle.assets(target)
+    extra = scan(dest)[0].keys() - contents.keys() - old_assets(route.steps)
+    former = _former(remote, bundle, held, extra) if extra else set()
+    if route.steps:
+        apply_locked(checkpoint, route.steps, workers, contents=contents, found=found, progress=progress)
+    put_assets(dest, contents, former)
     return _outcome(target, route, recovered=recovered is not None)
+
+
+def _former(remote: Remote, bundle: Bundle, held: str, extra: set[str]) -> set[str]:
+    """Those small files of a directory that came with a version of the weights it holds; others are its owner's.
+
+    Looks at a bounded number of manifests: a file that cannot be explained stays.
+    """
+    former: set[str] = set()
+    for sha256 in list(remote.versions().values())[-MANIFESTS_LOOKED_AT:]:
+        if extra <= former:
+            break
+        manifest = remote.fetch_manifest(sha256, bundle)
+        if manifest.weights == held:
+            former |= extra & {asset.path for asset in manifest.assets}
+    return former
 
 
 def _finish_interrupted(remote: Remote, bundle: Bundle, dest: Path) -> Step | None:

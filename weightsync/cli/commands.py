@@ -18,6 +18,7 @@ from weightsync.cli.progress import bar
 from weightsync.cli.text import Result, percent, plural, ratio, size
 from weightsync.delta.apply import Step, apply, old_assets, put_assets
 from weightsync.delta.build import building, clear, copy_and_apply, fill, lay_out, open_full, walk_plain
+from weightsync.delta.journal import discard_folder
 from weightsync.delta.make import Made, make_delta, make_full, make_merge
 from weightsync.errors import InputError, SchemaMismatch
 from weightsync.files import writing
@@ -171,6 +172,7 @@ def _apply_full(context: Context, bundles: list[Bundle]) -> Result:
         walk_plain(checkpoint, steps, context.workers)
         last = (steps[-1].bundle, steps[-1].goal) if steps else (bundles[0], version)
         put_assets(folder, last[0].assets(last[1]), old_assets(steps))
+        discard_folder(folder)
         with writing(folder):
             checkpoint.flush()
     goal = last[1].manifest

@@ -287,10 +287,13 @@ def old_assets(steps: Sequence[Step]) -> set[str]:
 
 def put_assets(target: Path, contents: Mapping[str, bytes], old: set[str]) -> None:
     """Write the small files that differ, and remove those of `old` that `contents` lacks."""
+    own = target / FOLDER
     for name, data in contents.items():
         path = target / name
         if path.is_symlink() or not path.is_file() or path.read_bytes() != data:
-            write_whole(path, data)
+            with writing(own):
+                own.mkdir(exist_ok=True)
+            write_whole(path, data, via=own)
     for name in old - contents.keys():
         with writing(target / name):
             (target / name).unlink(missing_ok=True)

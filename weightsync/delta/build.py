@@ -17,6 +17,7 @@ from weightsync import digests
 from weightsync.bundle import Bundle, Version
 from weightsync.checkpoint import Checkpoint
 from weightsync.delta.apply import Step, check_chain, old_assets, open_data, position, put_assets
+from weightsync.delta.journal import discard_folder
 from weightsync.delta.patch import Walk, drive
 from weightsync.delta.reader import Delta
 from weightsync.digests import Progress, silent
@@ -140,6 +141,7 @@ def copy_and_apply(
         at = position(checkpoint, digests.of_checkpoint(checkpoint, workers, progress), steps)
         walk_plain(checkpoint, steps[at:], workers, progress=progress)
         put_assets(folder, steps[-1].bundle.assets(steps[-1].goal), old_assets(steps))
+        discard_folder(folder)
         with writing(folder):
             checkpoint.flush()
 

@@ -15,7 +15,7 @@ import mmap
 import os
 import queue
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,11 +157,14 @@ class Journal:
 
 
 def discard_folder(target: Path) -> None:
-    """Remove the library's own folder from `target` once nothing is in it."""
-    try:
-        (target / FOLDER).rmdir()
-    except OSError:
-        return  # not there, or somebody else still needs it
+    """Remove the library's own folder from `target`, with temporaries of killed calls, once nothing else is in it."""
+    folder = target / FOLDER
+    if folder.is_symlink():
+        return
+    for path in folder.glob(f"{TEMPORARY}*"):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # not there, or still needed
+        folder.rmdir()
 
 
 def _padded(size: int) -> int:
