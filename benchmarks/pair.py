@@ -28,7 +28,8 @@ import numpy as np
 from weightsync import digests
 from weightsync.bundle import Bundle
 from weightsync.checkpoint import Checkpoint
-from weightsync.delta.apply import Step, apply
+from weightsync.delta.apply import apply
+from weightsync.delta.step import Step
 from weightsync.delta.build import copy_and_apply
 from weightsync.delta.make import make_delta
 from weightsync.delta.patch import Walk, drive

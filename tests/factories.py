@@ -25,11 +25,11 @@ from weightsync.checkpoint import Checkpoint
 from weightsync.codec import Dense, Difference, Encoded, Mode, Sparse
 from weightsync.codec.difference import negated
 from weightsync.delta import reader
-from weightsync.delta.apply import Step
 from weightsync.delta.format import HEADER_BYTES, RECORD, SEGMENT, SHARD_BYTES, Header
 from weightsync.delta.make import Made, make_delta, make_full, make_merge
 from weightsync.delta.merge import split
 from weightsync.delta.reader import Delta
+from weightsync.delta.step import Step
 from weightsync.dtypes import BITS, word_bytes
 from weightsync.parallel import Workers
 from weightsync.schema import Schema
@@ -300,7 +300,8 @@ def mixed(
 
 def opened(folder: Path, made: Made) -> Delta:
     """The records of an edge that was just made."""
-    return Delta.open([Bundle(folder).data_path(file.sha256) for file in made.edge.data], made.target.schema)
+    paths = [Bundle(folder).data_path(file.sha256) for file in made.edge.data]
+    return Delta.open(paths, made.target.schema, full=made.base is None)
 
 
 def decoded(found: Delta) -> list[tuple[tuple[int, int], Difference]]:
@@ -344,6 +345,11 @@ class Valid:
         self, path: Path, schema: Schema, data: bytes, changes: list[tuple[tuple[int, int], Difference]]
     ) -> None:
         self.path, self.schema, self.bytes, self.changes = path, schema, data, changes
+        self.full = False
+
+    def open(self, schema: Schema | None = None) -> Delta:
+        """The file at `path`, with the schema it was made for or another."""
+        return Delta.open([self.path], self.schema if schema is None else schema, full=self.full)
 
     def parts(self) -> tuple[Header, bytes, Any, Any]:
         """The file taken apart: header, payload, and copies of directory and segments."""
@@ -366,7 +372,9 @@ def every_mode(root: Path, kind: str) -> Valid:
     new = step_tensors(rng, step_tensors(rng, old, few, "ulp"), {"e": 1.0, "f": 1.0, "i": 1.0}, "wide")
     made = between(root, old, new) if kind == "delta" else full(write_checkpoint(root / "b", new), root / "d")
     found = opened(root / "d", made)
-    return Valid(root / "x.safetensors", made.target.schema, found.paths[0].read_bytes(), decoded(found))
+    valid = Valid(root / "x.safetensors", made.target.schema, found.paths[0].read_bytes(), decoded(found))
+    valid.full = kind == "full"
+    return valid
 
 
 def fields(table: Any) -> Iterator[tuple[Callable[[], Any], Callable[[int], None], int]]:

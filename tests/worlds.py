@@ -31,8 +31,8 @@ import numpy.typing as npt
 
 from weightsync.bundle import Bundle
 from weightsync.checkpoint import Checkpoint
-from weightsync.delta.apply import Step
 from weightsync.delta.make import make_delta, make_full
+from weightsync.delta.step import Step
 from weightsync.dtypes import word_bytes
 from weightsync.parallel import Workers
 
@@ -132,8 +132,7 @@ def _words_of(dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
 
 def _changed(tensor: Tensor, kind: str, rng: np.random.Generator) -> Tensor:
     words = tensor.words.copy()
-    count = int(np.ceil(SHARES[kind] * len(words)))
-    at = rng.choice(len(words), count, replace=False)
+    at = rng.choice(len(words), count := int(np.ceil(SHARES[kind] * len(words))), replace=False)
     high = 1 << 8 * words.itemsize if kind == "wide" else 4
     words[at] += rng.integers(1, high, count, dtype=np.uint64).astype(words.dtype)
     return replace(tensor, words=words)
@@ -320,17 +319,8 @@ def outcome(act: Callable[[], object], *, uid: int | None = None) -> Any:
             return type(error)(str(error))
 
     child = Child(caught, uid=uid)
-    status = child.wait()
-    assert status == 0, f"the child ended with status {status}"
+    assert child.wait() == 0, "the child was killed"
     return child.value
-
-
-def seconds(act: Callable[[], object]) -> float:
-    """How long `act` takes in a child."""
-    child = Child(act)
-    began = time.perf_counter()
-    assert child.wait() == 0
-    return time.perf_counter() - began
 
 
 def killed(act: Callable[[], object], delay: float, by: signal.Signals = signal.SIGKILL) -> bool:
@@ -346,7 +336,9 @@ class Killer:
 
     def __init__(self, act: Callable[[], object], seed: int, by: signal.Signals = signal.SIGKILL) -> None:
         self.random, self.by, self.struck = random.Random(seed), by, 0
-        self.longest = seconds(act)
+        began = time.perf_counter()
+        assert Child(act).wait() == 0
+        self.longest = time.perf_counter() - began
 
     def strike(self, act: Callable[[], object]) -> bool:
         """Run `act` and kill it; whether the kill came before its end."""
@@ -356,17 +348,23 @@ class Killer:
         return hit
 
 
-def lines_run(act: Callable[[], object], files: tuple[str, ...]) -> int:
-    """How many lines of these source files `act` executes, in all its threads."""
+def places(act: Callable[[], object], files: tuple[str, ...]) -> list[int]:
+    """Where to kill `act`: of each line of these source files the first, a middle and the last time that it runs.
 
-    def counted() -> int:
-        counter = _trace(files, None)
+    Numbers count the lines as they are executed, in all threads.
+    """
+
+    def traced() -> list[tuple[str, int]]:
+        seen = _trace(files, None)
         act()
-        return next(counter)
+        return seen
 
-    child = Child(counted)
+    child = Child(traced)
     assert child.wait() == 0
-    return int(child.value)
+    times: dict[tuple[str, int], list[int]] = {}
+    for number, line in enumerate(child.value):
+        times.setdefault(line, []).append(number)
+    return sorted({chosen for found in times.values() for chosen in (found[0], found[len(found) // 2], found[-1])})
 
 
 def killed_at_line(act: Callable[[], object], files: tuple[str, ...], number: int) -> bool:
@@ -381,12 +379,14 @@ def killed_at_line(act: Callable[[], object], files: tuple[str, ...], number: in
     return status == -signal.SIGKILL
 
 
-def _trace(files: tuple[str, ...], fatal: int | None) -> Iterator[int]:
-    counter = iter(range(1 << 60))
+def _trace(files: tuple[str, ...], fatal: int | None) -> list[tuple[str, int]]:
+    seen: list[tuple[str, int]] = []
 
     def line(frame: Any, event: str, _: Any) -> Any:
-        if event == "line" and next(counter) == fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if event == "line":
+            if len(seen) == fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
+            seen.append((frame.f_code.co_filename, frame.f_lineno))
         return line
 
     def call(frame: Any, _: str, __: Any) -> Any:
@@ -394,4 +394,4 @@ def _trace(files: tuple[str, ...], fatal: int | None) -> Iterator[int]:
 
     threading.settrace(call)
     sys.settrace(call)
-    return counter
+    return seen

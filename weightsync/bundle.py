@@ -14,24 +14,31 @@ from pathlib import Path
 from weightsync import assets, digests
 from weightsync.checkpoint import Checkpoint
 from weightsync.digests import Digests
-from weightsync.errors import DigestMismatch, FormatError, TargetError
-from weightsync.files import write_whole, writing
+from weightsync.errors import DigestMismatch, FormatError, InputError, TargetError
+from weightsync.files import FOLDER, write_whole, writing
 from weightsync.layout import Layout
 from weightsync.manifest import Data, Edge, End, Manifest
 from weightsync.schema import Schema
 
-DOCUMENT_LIMIT = 1 << 30
-"""Largest blob, manifest or edge in bytes that is taken into memory."""
+BLOB_LIMIT = 1 << 30
+"""Largest blob in bytes that is taken into memory."""
+
+DOCUMENT_LIMIT = 4 << 20
+"""Largest manifest or edge in bytes; parsed, it takes some thirty times as much memory."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """A manifest (with its sha256 in hex) and what its schema and digests blobs hold."""
+    """A manifest and what its schema and digests blobs hold."""
 
     manifest: Manifest
-    sha256: str
     schema: Schema
     digests: Digests
+
+    @property
+    def sha256(self) -> str:
+        """The digest (hex) that names its manifest."""
+        return self.manifest.sha256
 
     @property
     def end(self) -> End:
@@ -53,7 +60,7 @@ def describe(checkpoint: Checkpoint, chunk_digests: Digests, model: str) -> tupl
         assets=assets.describe(contents),
         weights=digests.weights_digest(schema, chunk_digests),
     )
-    return Version(manifest, hashlib.sha256(manifest.pack()).hexdigest(), schema, chunk_digests), blobs
+    return Version(manifest, schema, chunk_digests), blobs
 
 
 class Bundle:
@@ -61,6 +68,8 @@ class Bundle:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._versions: dict[str, Version] = {}
+        self._schemas: dict[str, Schema] = {}
 
     @property
     def data_folder(self) -> Path:
@@ -96,31 +105,38 @@ class Bundle:
 
     def edge(self) -> Edge:
         """The one edge. Raises `FormatError` when there is none, several, or a damaged one."""
-        try:
-            found = sorted((self.root / "edges").glob("*.json"))
-        except OSError:
-            found = []
+        if not self.root.is_dir():
+            raise InputError(f"{self.root}: is no directory; a delta is the directory that `weightsync diff` wrote")
+        found = sorted((self.root / "edges").glob("*.json"))
         if len(found) != 1:
             raise FormatError(f"{self.root}: holds {len(found)} edges, expected one: not a folder written by `diff`?")
-        data = _read(found[0])
-        edge = Edge.unpack(data, str(found[0]))
-        if found[0].name.split(".")[-2] != hashlib.sha256(data).hexdigest():
-            raise DigestMismatch(f"{found[0]}: its bytes do not have the sha256 in its name")
-        return edge
+        return _edge(found[0])
 
-    def blob(self, sha256: str) -> bytes:
+    def find_edge(self, sha256: str) -> Edge | None:
+        """The edge of this digest, if it was put here."""
+        found = sorted((self.root / "edges").glob(f"*.{sha256}.json"))
+        return _edge(found[0]) if found else None
+
+    def blob(self, sha256: str, limit: int = BLOB_LIMIT) -> bytes:
         """A blob, checked."""
-        return _checked(self.blob_path(sha256), sha256)
+        return _checked(self.blob_path(sha256), sha256, limit)
 
     def version(self, sha256: str) -> Version:
-        """A manifest with its schema and digests, all checked, the weights digest recomputed."""
-        path = self.manifest_path(sha256)
-        manifest = Manifest.unpack(_checked(path, sha256), str(path))
-        schema = Schema.parse(self.blob(manifest.schema))
-        chunk_digests = digests.parse(self.blob(manifest.digests), schema)
-        if digests.weights_digest(schema, chunk_digests) != manifest.weights:
-            raise FormatError(f"{path}: its weights digest is not that of its schema and digests")
-        return Version(manifest, sha256, schema, chunk_digests)
+        """A manifest with its schema and digests, all checked, the weights digest recomputed; parsed once."""
+        if sha256 not in self._versions:
+            path = self.manifest_path(sha256)
+            manifest = Manifest.unpack(_checked(path, sha256, DOCUMENT_LIMIT), str(path))
+            schema = self._schema(manifest.schema)
+            chunk_digests = digests.parse(self.blob(manifest.digests), schema)
+            if digests.weights_digest(schema, chunk_digests) != manifest.weights:
+                raise FormatError(f"{path}: its weights digest is not that of its schema and digests")
+            self._versions[sha256] = Version(manifest, schema, chunk_digests)
+        return self._versions[sha256]
+
+    def _schema(self, sha256: str) -> Schema:
+        if sha256 not in self._schemas:
+            self._schemas[sha256] = Schema.parse(self.blob(sha256))
+        return self._schemas[sha256]
 
     def layout(self, version: Version) -> Layout:
         """The version's files, checked to hold exactly the tensors of its schema."""
@@ -130,7 +146,11 @@ class Bundle:
 
     def assets(self, version: Version) -> dict[str, bytes]:
         """The version's small files by name, checked."""
-        return {asset.path: self.blob(asset.sha256) for asset in version.manifest.assets}
+        contents = {asset.path: self.blob(asset.sha256, asset.bytes) for asset in version.manifest.assets}
+        for asset in version.manifest.assets:
+            if len(contents[asset.path]) != asset.bytes:
+                raise FormatError(f"{self.root}: {asset.path} has {len(contents[asset.path])} bytes, not {asset.bytes}")
+        return contents
 
     def data(self, edge: Edge) -> list[Path]:
         """The edge's data files, each checked against its sha256 and length."""
@@ -157,22 +177,23 @@ class Bundle:
         """Make the folder for a new edge. Raises `TargetError` when something is there already."""
         with writing(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
-            if any(self.root.iterdir()):
+            if any(path.name != FOLDER for path in self.root.iterdir()):
                 raise TargetError(f"{self.root}: is not empty; name a new directory")
             self.data_folder.mkdir()
 
 
-def _read(path: Path) -> bytes:
+def _edge(path: Path) -> Edge:
+    return Edge.unpack(_checked(path, path.name.split(".")[-2], DOCUMENT_LIMIT), str(path))
+
+
+def _checked(path: Path, sha256: str, limit: int) -> bytes:
     try:
-        if path.stat().st_size > DOCUMENT_LIMIT:
-            raise FormatError(f"{path}: is larger than {DOCUMENT_LIMIT} bytes")
-        return path.read_bytes()
+        size = path.stat().st_size
+        data = path.read_bytes() if size <= limit else b""
     except OSError as e:
         raise FormatError(f"{path}: cannot be read: {e.strerror or e}") from e
-
-
-def _checked(path: Path, sha256: str) -> bytes:
-    data = _read(path)
+    if size > limit:
+        raise FormatError(f"{path}: has {size} bytes, at most {limit} are expected")
     if hashlib.sha256(data).hexdigest() != sha256:
         raise DigestMismatch(f"{path}: its bytes do not have the sha256 in its name; fetch or make it again")
     return data

@@ -14,15 +14,26 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from stat import S_ISREG
 
 import numpy as np
 import numpy.typing as npt
 
 from weightsync import assets as asset_files
 from weightsync.codec.difference import Words
-from weightsync.errors import CheckpointError, SourceChanged, TargetError
-from weightsync.files import FOLDER, JOURNAL
-from weightsync.layout import HEADER_LIMIT, INDEX, File, Layout, Row, is_weight_file, parse_header, parse_index
+from weightsync.errors import CheckpointError, LocalError, SourceChanged, TargetBusy, TargetError
+from weightsync.files import FOLDER, JOURNAL, lock_folder
+from weightsync.layout import (
+    HEADER_LIMIT,
+    INDEX,
+    File,
+    Layout,
+    Row,
+    is_index_file,
+    is_weight_file,
+    parse_header,
+    parse_index,
+)
 from weightsync.schema import CHUNK_BYTES, Schema
 
 
@@ -42,6 +53,8 @@ class Checkpoint:
     offsets: npt.NDArray[np.int64]
     stamps: tuple[tuple[int, ...], ...] = field(repr=False)
     single: bool = False
+    unnamed: tuple[str, ...] = ()
+    hold: object = field(default=None, repr=False)
 
     @classmethod
     def open(cls, path: Path, *, writable: bool = False) -> Checkpoint:
@@ -49,8 +62,10 @@ class Checkpoint:
 
         With `writable`, stores into `chunk` and `words` change the files.
         """
-        names, index = _file_names(path)
+        found = _file_names(path)
+        names = found.names
         root = path if path.is_dir() else path.parent
+        hold = None if writable or path.is_file() else _Hold(root)
         if not writable and (root / FOLDER / JOURNAL).exists():
             raise CheckpointError(
                 f"{root}: an apply was interrupted here, it may be a mixture of two versions; run that apply (or pull) again"
@@ -68,26 +83,29 @@ class Checkpoint:
                 raise CheckpointError(
                     f"{root}: tensor {one[0].name!r} is in both {names[one[1]]} (byte {one[2]}) and {names[two[1]]} (byte {two[2]})"
                 )
+        _check_index(found, rows, root)
         schema = _schema(rows, names, root)
         return cls(
             root=root,
             schema=schema,
-            layout=Layout(tuple(files), index),
+            layout=Layout(tuple(files), found.index),
             paths=tuple(root / name for name in names),
             maps=tuple(maps),
             file_of=np.array([entry[1] for entry in rows], np.int32),
             offsets=np.array([entry[2] for entry in rows], np.int64),
             stamps=tuple(stamps),
             single=path.is_file(),
+            unnamed=found.unnamed,
+            hold=hold,
         )
 
     def chunk(self, tensor: int, chunk: int) -> npt.NDArray[np.uint8]:
         """The bytes of one chunk of a tensor, mapped."""
         return self._view(tensor, chunk, 1)
 
-    def words(self, tensor: int, chunk: int) -> Words:
-        """One chunk of a tensor as words of its type's width, mapped."""
-        return self._view(tensor, chunk, int(self.schema.words[tensor]))
+    def words(self, tensor: int, chunk: int, width: int | None = None) -> Words:
+        """One chunk of a tensor as words of `width` bytes (by default its type's), which must divide it, mapped."""
+        return self._view(tensor, chunk, int(self.schema.words[tensor]) if width is None else width)
 
     def _view(self, tensor: int, chunk: int, width: int) -> Words:
         start = chunk * CHUNK_BYTES
@@ -99,7 +117,10 @@ class Checkpoint:
     @cached_property
     def contents(self) -> tuple[dict[str, bytes], list[str]]:
         """The directory's assets by name, and what is ignored; read once. A single file has neither."""
-        return ({}, []) if self.single else asset_files.scan(self.root)
+        if self.single:
+            return {}, []
+        contents, ignored = asset_files.scan(self.root)
+        return contents, sorted([*ignored, *self.unnamed])
 
     def check_unchanged(self) -> None:
         """Raise `SourceChanged` when a file was replaced, rewritten or resized since it was opened."""
@@ -117,33 +138,84 @@ class Checkpoint:
             mapped.flush()
 
 
-def _file_names(path: Path) -> tuple[list[str], str | None]:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The weight files of a checkpoint, the index that names them with the tensors in each, and files it leaves out."""
+
+    names: list[str]
+    index: str | None = None
+    place: dict[str, str] = field(default_factory=dict)
+    unnamed: tuple[str, ...] = ()
+
+
+def _file_names(path: Path) -> _Found:
     try:
         if path.is_file():
-            return [path.name], None
+            return _Found([path.name])
         present = sorted(entry.name for entry in path.iterdir() if is_weight_file(entry.name))
-        indexes = sorted(entry.name for entry in path.iterdir() if entry.name.endswith(".safetensors.index.json"))
+        indexes = sorted(entry.name for entry in path.iterdir() if is_index_file(entry.name))
     except OSError as e:
-        raise CheckpointError(f"{path}: is no readable directory or file: {e.strerror or e}") from e
+        raise _unreadable(path, e) from e
     if INDEX in indexes or len(indexes) == 1:
         index = path / (INDEX if INDEX in indexes else indexes[0])
         try:
-            names = parse_index(index.read_bytes(), str(index))
+            place = parse_index(index.read_bytes(), str(index))
         except OSError as e:
-            raise CheckpointError(f"{index}: cannot be read: {e.strerror}") from e
+            raise _unreadable(index, e) from e
+        names = sorted(set(place.values()))
         missing = [name for name in names if name not in present]
         if missing:
             raise CheckpointError(f"{index}: names {missing[0]}, which is not there ({len(missing)} missing in all)")
-        return names, index.name
+        return _Found(names, index.name, place, tuple(sorted(set(present) - set(names))))
     if not present:
         raise CheckpointError(f"{path}: holds no safetensors file")
-    return present, None
+    return _Found(present)
+
+
+def _check_index(found: _Found, rows: Sequence[tuple[Row, int, int]], root: Path) -> None:
+    """Raise `CheckpointError` when the index says of a tensor what the files do not."""
+    actual = {row.name: found.names[i] for row, i, _ in rows}
+    for name, file in found.place.items():
+        if actual.get(name) != file:
+            where = f"it is in {actual[name]}" if name in actual else "no file holds it"
+            raise CheckpointError(f"{root / str(found.index)}: says that tensor {name!r} is in {file}, but {where}")
+
+
+class _Hold:
+    """Keeps a directory from being changed by this library for as long as it is alive. Raises `TargetBusy`."""
+
+    def __init__(self, root: Path) -> None:
+        self._handle = -1
+        try:
+            self._handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+            free = lock_folder(self._handle, root, exclusive=False)
+        except (OSError, TargetError):
+            free = (
+                True  # a file system without locks, or another user's folder: nobody can change it under a lock either
+            )
+        if not free:
+            raise TargetBusy(f"{root}: another process is changing it; wait for it, then run this again")
+
+    def __del__(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError | LocalError:
+    """Wrong input, or a trouble of this machine that will pass."""
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE):
+        return LocalError(f"{path}: cannot be read: {error.strerror}")
+    return CheckpointError(f"{path}: is no readable file or directory: {error.strerror or error}")
 
 
 def _open_file(path: Path, *, writable: bool) -> tuple[File, mmap.mmap, tuple[int, ...], list[Row]]:
     try:
-        with path.open("r+b" if writable else "rb") as handle:
+        flags = os.O_NONBLOCK | os.O_CLOEXEC  # a pipe of that name must not make us wait
+        opened = os.open(path, flags | (os.O_RDWR if writable else os.O_RDONLY))
+        with os.fdopen(opened, "r+b" if writable else "rb") as handle:
             stat = os.fstat(handle.fileno())
+            if not S_ISREG(stat.st_mode):
+                raise CheckpointError(f"{path}: is not a plain file")
             size = stat.st_size
             prefix = handle.read(8)
             length = int.from_bytes(prefix, "little")
@@ -157,7 +229,7 @@ def _open_file(path: Path, *, writable: bool) -> tuple[File, mmap.mmap, tuple[in
     except OSError as e:
         if writable and e.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY):
             raise TargetError(f"{path}: is not writable: {e.strerror}") from e
-        raise CheckpointError(f"{path}: cannot be read: {e.strerror or e}") from e
+        raise _unreadable(path, e) from e
     rows = parse_header(header, str(path))
     end = 8 + length + (rows[-1].stop if rows else 0)
     if end != size:

@@ -111,6 +111,13 @@ class StoreCorrupt(StoreError):
     reason = "StoreCorrupt"
 
 
+class LocalError(WeightsyncError):
+    """This machine could not do it now: too many open files, not enough memory, a failing disk."""
+
+    reason = "LocalError"
+    exit_code = 74
+
+
 class TargetError(WeightsyncError):
     """The directory to be changed is not safe or not fit to be changed; it is as it was."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -67,6 +68,20 @@ def write_whole(path: Path, data: bytes, *, via: Path | None = None) -> None:
             sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def lock_folder(handle: int, folder: Path, *, exclusive: bool) -> bool:
+    """Lock an open directory for as long as `handle` is open; False when somebody else holds it.
+
+    Raises `TargetError` where the file system has no such locks.
+    """
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as e:
+        raise TargetError(f"{folder}: cannot be locked: {e.strerror or e}; use a file system that has locks") from e
+    return True
 
 
 def sync_folder(folder: Path) -> None:

@@ -11,6 +11,8 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from weightsync import canonical
@@ -102,7 +104,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """The files of a version in order of their names, and the name of the index file, if there is one."""
 
@@ -131,10 +133,11 @@ class Layout:
         for file in files:
             if not is_weight_file(file.name):
                 raise FormatError(f"layout blob: {file.name!r} is not a plain name of a safetensors file")
-        if len({file.name for file in files}) != len(files):
-            raise FormatError("layout blob: a file name occurs twice")
+        if any(one.name >= two.name for one, two in pairwise(files)):
+            raise FormatError("layout blob: files are not in order of their names, or one occurs twice")
         return cls(files, index)
 
+    @cached_property
     def rows(self) -> list[tuple[int, Row]]:
         """Every tensor with the index of its file, in order of their names."""
         rows = ((i, row) for i, file in enumerate(self.files) for row in parse_header(file.header, file.name))
@@ -143,7 +146,7 @@ class Layout:
     def check_tensors(self, schema: Schema) -> None:
         """Raise `FormatError` unless the files hold exactly the tensors of `schema`."""
         try:
-            rows = self.rows()
+            rows = self.rows
             mine = Schema.build((row.name, row.dtype, row.shape, row.stop - row.start) for _, row in rows)
         except CheckpointError as e:
             raise FormatError(f"layout blob: {e}") from e
@@ -152,15 +155,22 @@ class Layout:
 
     def index_text(self) -> bytes:
         """The index file as the transformers library writes it."""
-        rows = self.rows()
+        rows = self.rows
         place = {row.name: self.files[i].name for i, row in rows}
         index = {"metadata": {"total_size": sum(row.stop - row.start for _, row in rows)}, "weight_map": place}
         return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether this is a file name and nothing more: no folder, not hidden, nothing a terminal would interpret."""
-    return 0 < len(name.encode(errors="replace")) <= 255 and name[0] != "." and "/" not in name and name.isprintable()
+    """Whether this is a file name and nothing more: no folder, not hidden, nothing a terminal would interpret.
+
+    1 to 255 bytes of UTF-8 that do not begin with "." and hold no "/", no control character (below U+0020) and no U+007F.
+    """
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return False
+    return 0 < size <= 255 and name[0] != "." and not any(c < " " or c in "/\x7f" for c in name)
 
 
 def is_weight_file(name: str) -> bool:
@@ -173,13 +183,14 @@ def is_index_file(name: str) -> bool:
     return is_plain_name(name) and name.endswith(".safetensors.index.json")
 
 
-def parse_index(data: bytes, what: str) -> list[str]:
-    """The file names that an index file names, in order. Raises `CheckpointError`."""
+def parse_index(data: bytes, what: str) -> dict[str, str]:
+    """Which file an index says each tensor is in, by the tensor's name. Raises `CheckpointError`."""
     try:
-        names: Sequence[Any] = sorted(set(json.loads(data.decode())["weight_map"].values()))
+        place = dict(json.loads(data.decode())["weight_map"])
+        names: Sequence[Any] = sorted(set(place.values()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise CheckpointError(f"{what}: byte 0: not a safetensors index: no object `weight_map` of file names") from e
     for name in names:
         if not isinstance(name, str) or not is_weight_file(name):
             raise CheckpointError(f"{what}: names {name!r}, which is not a safetensors file beside it")
-    return list(names)
+    return place

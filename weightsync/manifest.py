@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from weightsync import assets, canonical
@@ -38,6 +38,12 @@ class Manifest:
     assets: tuple[Asset, ...]
     weights: str
     requires: tuple[str, ...] = ()
+    received: bytes | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def sha256(self) -> str:
+        """The digest (hex) that names it: that of the bytes it was read from, or of its canonical bytes."""
+        return hashlib.sha256(self.pack()).hexdigest()
 
     @property
     def content(self) -> str:
@@ -51,8 +57,8 @@ class Manifest:
         return list(dict.fromkeys([self.schema, self.digests, self.layout, *(asset.sha256 for asset in self.assets)]))
 
     def pack(self) -> bytes:
-        """Its canonical bytes."""
-        return canonical.dumps(
+        """The bytes it was read from, which may hold more than is understood here, or else its canonical bytes."""
+        return self.received or canonical.dumps(
             {
                 "assets": [asset.document() for asset in self.assets],
                 "content": self.content,
@@ -88,6 +94,7 @@ class Manifest:
         unknown = set(manifest.requires) - FEATURES
         if unknown:
             raise Unsupported(f"{what}: requires {', '.join(sorted(unknown))}; use a newer version of weightsync")
+        object.__setattr__(manifest, "received", data)  # readers never re-encode
         return manifest
 
 
@@ -119,6 +126,7 @@ class Edge:
     reversible: bool
     profile: Profile = "LAN"
     requires: tuple[str, ...] = ()
+    received: bytes | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -126,8 +134,8 @@ class Edge:
         return sum(data.bytes for data in self.data)
 
     def pack(self) -> bytes:
-        """Its canonical bytes."""
-        return canonical.dumps(
+        """The bytes it was read from, or else its canonical bytes."""
+        return self.received or canonical.dumps(
             {
                 "base": _end(self.base) if self.base else None,
                 "changed": self.changed,
@@ -143,7 +151,7 @@ class Edge:
 
     @property
     def sha256(self) -> str:
-        """The digest (hex) of its canonical bytes."""
+        """The digest (hex) that names it: that of the bytes it was read from, or of its canonical bytes."""
         return hashlib.sha256(self.pack()).hexdigest()
 
     @classmethod
@@ -161,7 +169,7 @@ class Edge:
         base, reversible = document.get("base"), document.get("reversible")
         if (base is None) != (kind == "Full") or not isinstance(reversible, bool) or (reversible and base is None):
             raise FormatError(f"{what}: base, kind and reversible do not go together")
-        return cls(
+        edge = cls(
             kind=kind,  # type: ignore[arg-type]  # checked above; mypy does not narrow str by get_args
             base=_parse_end(base, what) if base is not None else None,
             target=_parse_end(document.get("target"), what),
@@ -171,6 +179,14 @@ class Edge:
             profile=profile,  # type: ignore[arg-type]  # likewise
             requires=_words(document, what),
         )
+        object.__setattr__(edge, "received", data)
+        return edge
+
+    def check_features(self, what: str) -> None:
+        """Raise `Unsupported` when it requires something that this version does not understand."""
+        unknown = sorted(set(self.requires) - FEATURES)
+        if unknown:
+            raise Unsupported(f"{what}: requires {', '.join(unknown)}; use a newer version of weightsync")
 
 
 def _end(end: End) -> dict[str, str]:

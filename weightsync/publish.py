@@ -23,7 +23,7 @@ from weightsync.delta.diff import ParentChanged
 from weightsync.delta.format import SHARD_BYTES
 from weightsync.delta.make import Made, make_delta, make_full
 from weightsync.digests import Progress, silent
-from weightsync.errors import CheckpointError, NoPath, SourceChanged, StoreNotFound
+from weightsync.errors import CheckpointError, NoPath, SourceChanged, StoreConflict, StoreNotFound
 from weightsync.files import writing
 from weightsync.manifest import Edge
 from weightsync.parallel import Workers
@@ -83,7 +83,7 @@ def publish(
     `StoreNotFound` when the parent is not published, `CheckpointError` when the source is not a checkpoint.
     """
     clock = _Clock()
-    names.check_name(version, "version")
+    names.check_version(version)
     existing = _existing(remote, version)
     checkpoint = Checkpoint.open(source)
     notes: list[str] = []
@@ -109,11 +109,13 @@ def publish(
     target = made[0][0].target
     if any(one.target.sha256 != target.sha256 for one, _ in made):
         raise SourceChanged(f"{source}: changed while it was read; publish it when its writer has finished")
-    if existing is not None and existing != target.sha256:
-        where = _difference(checkpoint, target, remote.fetch_version(existing, Bundle(scratch / "existing")))
+    for other in existing:
+        if other == target.sha256:
+            continue
+        where = _difference(checkpoint, target, remote.fetch_version(other, Bundle(scratch / "existing")))
         raise SourceChanged(
             f"{source}: version {version!r} of {remote.model!r} is already published with other contents ({where}; "
-            f"manifest {existing[:16]}, now {target.sha256[:16]}); versions are immutable, choose a new name"
+            f"manifest {other[:16]}, now {target.sha256[:16]}); versions are immutable, choose a new name"
         )
     sent = _upload(remote, version, made)
     clock.lap("upload")
@@ -137,12 +139,28 @@ def publish(
     )
 
 
-def _existing(remote: Remote, version: str) -> str | None:
-    """The manifest that the version's name stands for; a store that is not there yet holds no version."""
+def _existing(remote: Remote, version: str) -> list[str]:
+    """The manifests that the version's name stands for; a store that is not there yet holds no version."""
     try:
         return remote.find(version)
     except StoreNotFound:
-        return None
+        return []
+
+
+def _claim(remote: Remote, version: str, manifest: str) -> None:
+    """Give the manifest its name, unless another publisher gave it to other weights meanwhile.
+
+    Stores have no conditional write, so the name is put first and looked at afterwards: of two publishers at least the
+    later one sees both names, and withdraws its own. Both may.
+    """
+    path = names.name_path(remote.model, version, manifest)
+    remote.store.put({path: b""})
+    if set(remote.find(version)) - {manifest}:
+        remote.store.delete([path])
+        raise StoreConflict(
+            f"{remote.store.url}: another publisher gave the name {version!r} to other weights at the same time; this one "
+            "withdrew, look at what the name stands for, or choose a new one"
+        )
 
 
 def _difference(checkpoint: Checkpoint, now: Version, then: Version) -> str:
@@ -236,10 +254,10 @@ def _upload(remote: Remote, version: str, made: Sequence[tuple[Made, Bundle]]) -
         contents,
         edges,
         {names.manifest_path(model, target.sha256): target.manifest.pack()},
-        {names.name_path(model, version, target.sha256): b""},
     ):
         if batch:
             sent += remote.store.put(batch)
+    _claim(remote, version, target.sha256)
     return sent
 
 

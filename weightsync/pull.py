@@ -14,20 +14,22 @@ from weightsync import digests, graph
 from weightsync.assets import scan
 from weightsync.bundle import Bundle, Version
 from weightsync.checkpoint import Checkpoint
-from weightsync.delta.apply import Step, apply_locked, locked, old_assets, open_target, put_assets
-from weightsync.delta.build import building, clear, fill, is_empty, lay_out, open_full, walk_plain
+from weightsync.delta.apply import apply_locked, old_assets
+from weightsync.delta.build import assemble
 from weightsync.delta.journal import Journal, discard_folder
 from weightsync.delta.reader import Delta
+from weightsync.delta.step import Step, check_chain, open_full
+from weightsync.delta.target import check_assets, locked, open_target, put_assets
 from weightsync.digests import Progress, silent
-from weightsync.errors import InputError, NoPath, StoreCorrupt, StoreNotFound, TargetError
-from weightsync.files import FOLDER, JOURNAL, writing
-from weightsync.graph import Hop, Link
-from weightsync.manifest import Edge
+from weightsync.errors import InputError, NoPath, NoSpace, StoreCorrupt, StoreNotFound, TargetError
+from weightsync.files import FOLDER, JOURNAL
+from weightsync.graph import Hop
 from weightsync.parallel import Workers
-from weightsync.remote import KEY, Remote
+from weightsync.remote import KEY, Remote, Routes
+from weightsync.staging import building, is_empty
 
 FETCHED = "fetch"
-MANIFESTS_LOOKED_AT = 64
+EDGES_LOOKED_AT = 16
 
 
 @dataclass(frozen=True)
@@ -46,54 +48,58 @@ class Pulled:
 
 
 @dataclass(frozen=True)
-class _Route:
-    """A path with every edge read, fetched and opened: a Full edge first, if it starts from nothing, then steps."""
+class _Opened:
+    """A path whose edges are all fetched and opened: a Full edge first, if it starts from nothing, then steps."""
 
     path: graph.Path
     full: tuple[Delta, Version] | None
     steps: list[Step]
     downloaded: int
-    left_out: dict[str, str]
 
 
 def pull(
-    remote: Remote, version: str, dest: Path, workers: Workers, *, max_hops: int = 64, progress: Progress = silent
+    remote: Remote,
+    version: str,
+    dest: Path,
+    workers: Workers,
+    *,
+    max_hops: int = graph.MAX_HOPS,
+    progress: Progress = silent,
 ) -> Pulled:
     """Make `dest` hold `version` (a name, or the sha256 of a manifest); it may be new or hold another version.
 
     Raises `StoreError` and its kinds, `NoPath` when no usable chain of edges leads there, and what `apply` raises.
     """
-    wanted = remote.resolve(version)
     if dest.exists() and not is_empty(dest):
-        return _in_place(remote, wanted, dest, workers, max_hops, progress)
-    return _fresh(remote, wanted, dest, workers, max_hops, progress)
-
-
-def _fresh(remote: Remote, wanted: str, dest: Path, workers: Workers, max_hops: int, progress: Progress) -> Pulled:
+        return _in_place(remote, version, dest, workers, max_hops, progress)
     with building(dest, keep=True) as folder:
-        clear(folder, keep=FOLDER)
         bundle = Bundle(folder / FOLDER / FETCHED)
-        target = remote.fetch_version(wanted, bundle, whole=True)
-        route = _route(remote, bundle, None, target, max_hops)
-        checkpoint = lay_out(folder, bundle.layout(target))
-        if route.full is not None:
-            fill(checkpoint, *route.full, workers, progress=progress)
-        walk_plain(checkpoint, route.steps, workers, progress=progress)
-        put_assets(folder, bundle.assets(target), set())
-        with writing(folder):
-            checkpoint.flush()
-            shutil.rmtree(folder / FOLDER)
-    return _outcome(target, route, recovered=False)
+        target = remote.fetch_version(remote.resolve(version), bundle, whole=True)
+        routes = Routes(remote)
+        opened = _open(remote, bundle, routes, None, target, max_hops)
+        if opened.full is None:
+            raise NoPath(f"{remote.store.url}: nothing leads to {version!r} from nothing")
+        assemble(
+            folder,
+            opened.full,
+            opened.steps,
+            bundle.layout(target),
+            bundle.assets(target),
+            workers,
+            progress=progress,
+        )
+    return _outcome(target, opened, routes, recovered=False)
 
 
-def _in_place(remote: Remote, wanted: str, dest: Path, workers: Workers, max_hops: int, progress: Progress) -> Pulled:
+def _in_place(remote: Remote, version: str, dest: Path, workers: Workers, max_hops: int, progress: Progress) -> Pulled:
     bundle = Bundle(dest / FOLDER / FETCHED)
     with locked(dest):
         checkpoint = open_target(dest)
+        recovered = _finish_interrupted(remote, bundle, checkpoint, workers, progress)
         try:
-            done = _move(remote, wanted, checkpoint, bundle, workers, max_hops, progress)
-        except (InputError, TargetError):
-            if not (dest / FOLDER / JOURNAL).exists():
+            done = _move(remote, version, checkpoint, bundle, workers, max_hops, progress, recovered=recovered)
+        except (InputError, TargetError) as e:
+            if not isinstance(e, NoSpace) and not (dest / FOLDER / JOURNAL).exists():
                 _forget(bundle, dest)
             raise
         _forget(bundle, dest)
@@ -101,133 +107,119 @@ def _in_place(remote: Remote, wanted: str, dest: Path, workers: Workers, max_hop
 
 
 def _forget(bundle: Bundle, dest: Path) -> None:
-    """Remove what was fetched; only a kill or a store that fails in the middle leaves it for the next call."""
+    """Remove what was fetched; a kill, or a fault that may pass, leaves it for the next call."""
     shutil.rmtree(bundle.root, ignore_errors=True)
     discard_folder(dest)
 
 
+def _finish_interrupted(
+    remote: Remote, bundle: Bundle, checkpoint: Checkpoint, workers: Workers, progress: Progress
+) -> bool:
+    """Finish the edge that a killed apply or pull was walking, from what it had fetched if that is still there."""
+    journal = Journal.open(checkpoint.root)
+    if journal is None:
+        return False
+    wanted = journal.intent.edge
+    edge = bundle.find_edge(wanted)
+    if edge is None:
+        link = next((link for link in remote.links() if link.name == wanted), None)
+        if link is None:
+            raise StoreNotFound(
+                f"{checkpoint.root}: an earlier apply was interrupted in edge {wanted[:16]}, which this store does not "
+                "have; finish or undo it with `weightsync apply` and that delta"
+            )
+        edge = remote.edge(link)
+        remote.fetch_edge(edge, bundle)
+    step = Step.open(bundle, edge=edge, reverse=journal.intent.reverse)
+    apply_locked(checkpoint, [step], workers, progress=progress)
+    return True
+
+
 def _move(
     remote: Remote,
-    wanted: str,
+    version: str,
     checkpoint: Checkpoint,
     bundle: Bundle,
     workers: Workers,
     max_hops: int,
     progress: Progress,
+    *,
+    recovered: bool,
 ) -> Pulled:
     dest = checkpoint.root
-    recovered = _finish_interrupted(remote, bundle, dest)
-    if recovered is not None:
-        apply_locked(checkpoint, [recovered], workers, progress=progress)
-    target = remote.fetch_version(wanted, bundle, whole=True)
+    target = remote.fetch_version(remote.resolve(version), bundle, whole=True)
     if checkpoint.schema != target.schema:
         lines = "; ".join(checkpoint.schema.differences(target.schema))
         raise NoPath(f"{dest}: holds other tensors than the version ({lines}); pull into a new directory")
-    found = digests.of_checkpoint(checkpoint, workers, progress)
-    held = digests.weights_digest(checkpoint.schema, found)
-    route = _route(remote, bundle, held, target, max_hops)
+    held = digests.weights_digest(checkpoint.schema, digests.of_checkpoint(checkpoint, workers, progress))
+    routes = Routes(remote)
+    opened = _open(remote, bundle, routes, held, target, max_hops)
     contents = bundle.assets(target)
-    extra = scan(dest)[0].keys() - contents.keys() - old_assets(route.steps)
-    former = _former(remote, bundle, held, extra) if extra else set()
-    if route.steps:
-        apply_locked(checkpoint, route.steps, workers, contents=contents, found=found, progress=progress)
+    extra = scan(dest)[0].keys() - contents.keys() - old_assets(opened.steps)
+    former = _former(remote, bundle, routes, held, extra) if extra else set()
+    if opened.steps:
+        # proves the base once more: fetching took its time, and what was held may have changed
+        apply_locked(checkpoint, opened.steps, workers, contents=contents, progress=progress)
+    check_assets(dest, contents)
     put_assets(dest, contents, former)
-    return _outcome(target, route, recovered=recovered is not None)
+    return _outcome(target, opened, routes, recovered=recovered)
 
 
-def _former(remote: Remote, bundle: Bundle, held: str, extra: set[str]) -> set[str]:
+def _former(remote: Remote, bundle: Bundle, routes: Routes, held: str, extra: set[str]) -> set[str]:
     """Those small files of a directory that came with a version of the weights it holds; others are its owner's.
 
-    Looks at a bounded number of manifests: a file that cannot be explained stays.
+    Looks at the manifests that a few edges name for those weights; a file that cannot be explained stays.
     """
     former: set[str] = set()
-    for sha256 in list(remote.versions().values())[-MANIFESTS_LOOKED_AT:]:
-        if extra <= former:
-            break
-        manifest = remote.fetch_manifest(sha256, bundle)
-        if manifest.weights == held:
-            former |= extra & {asset.path for asset in manifest.assets}
+    near = [link for link in remote.links() if held[:KEY] in (link.base, link.target)]
+    for link in near[:EDGES_LOOKED_AT]:
+        try:
+            edge = routes.edges.get(link.name) or remote.edge(link)
+            for end in (edge.base, edge.target):
+                if end is not None and end.weights == held:
+                    former |= extra & {asset.path for asset in remote.fetch_manifest(end.manifest, bundle).assets}
+        except (InputError, StoreCorrupt, StoreNotFound):
+            continue  # it explains nothing
     return former
 
 
-def _finish_interrupted(remote: Remote, bundle: Bundle, dest: Path) -> Step | None:
-    """The edge that a killed apply or pull was walking, fetched again if need be."""
-    journal = Journal.open(dest)
-    if journal is None:
-        return None
-    link = next((link for link in remote.links() if link.name == journal.intent.edge), None)
-    if link is None:
-        raise StoreNotFound(
-            f"{dest}: an earlier apply was interrupted in edge {journal.intent.edge[:16]}, which this store does not "
-            "have; finish or undo it with `weightsync apply` and that delta"
-        )
-    edge = remote.edge(link)
-    _fetch(remote, bundle, edge)
-    return Step.open(bundle, edge=edge, reverse=journal.intent.reverse, proven=True)
-
-
-def _route(remote: Remote, bundle: Bundle, held: str | None, target: Version, max_hops: int) -> _Route:
-    """Choose, read, fetch and open until every edge of the cheapest path has proven usable."""
-    links = {link.name: link for link in remote.links()}
-    edges: dict[str, Edge] = {}
-    left_out: dict[str, str] = {}
-    reasons: dict[str, str] = {}
+def _open(remote: Remote, bundle: Bundle, routes: Routes, held: str | None, target: Version, max_hops: int) -> _Opened:
+    """Choose, fetch and open until every edge of the cheapest path has proven usable."""
     downloaded = 0
     while True:
-        path = graph.cheapest(
-            links.values(),
-            held[:KEY] if held else None,
-            target.manifest.weights[:KEY],
-            excluded=reasons,
-            max_hops=max_hops,
-            full=held is None,
-        )
-        try:
-            learnt = False
-            for hop in path.hops:
-                if hop.link.name not in edges:
-                    edge = edges[hop.link.name] = remote.edge(hop.link)
-                    links[hop.link.name] = Link.of(edge, hop.link.name, lambda weights: weights[:KEY])
-                    learnt = True
-            if learnt:
-                continue
-            steps: list[Step] = []
-            full = None
-            for hop in path.hops:
-                edge = edges[hop.link.name]
-                downloaded += _fetch(remote, bundle, edge)
+        path = routes.choose(held, target.manifest.weights, max_hops=max_hops, full=held is None)
+        steps: list[Step] = []
+        full = None
+        for hop in path.hops:
+            edge = routes.edges[hop.link.name]
+            try:
+                downloaded += remote.fetch_edge(edge, bundle)
                 if edge.base is None:
                     full = open_full(bundle, edge, proven=True)
                 else:
                     steps.append(Step.open(bundle, edge=edge, reverse=hop.reverse, proven=True))
-        except (InputError, StoreCorrupt, StoreNotFound) as e:
-            left_out[hop.link.name], reasons[hop.link.name] = str(e), e.reason
-            continue
-        return _Route(path, full, steps, downloaded, left_out)
+                last = hop is path.hops[-1]
+                check_chain(steps, start=full[1] if full else None, goal=target if last else None)
+            except (InputError, StoreCorrupt, StoreNotFound) as e:
+                routes.leave_out(hop.link.name, e)
+                break
+        else:
+            return _Opened(path, full, steps, downloaded)
 
 
-def _fetch(remote: Remote, bundle: Bundle, edge: Edge) -> int:
-    """Bring an edge into the bundle, with both versions whole: after each edge the directory is one of them."""
-    for end in (edge.base, edge.target):
-        if end is not None:
-            remote.fetch_version(end.manifest, bundle, whole=True)
-    return remote.fetch_data(edge, bundle)
-
-
-def _outcome(target: Version, route: _Route, *, recovered: bool) -> Pulled:
+def _outcome(target: Version, opened: _Opened, routes: Routes, *, recovered: bool) -> Pulled:
     return Pulled(
         weights=target.manifest.weights,
         content=target.manifest.content,
         manifest=target.sha256,
-        hops=[_name(hop) for hop in route.path.hops],
-        why=route.path.why,
-        downloaded_bytes=route.downloaded,
+        hops=[_name(hop) for hop in opened.path.hops],
+        why=opened.path.why,
+        downloaded_bytes=opened.downloaded,
         full_bytes=target.schema.total_bytes,
         recovered=recovered,
-        left_out=route.left_out,
+        left_out=routes.left_out,
     )
 
 
 def _name(hop: Hop) -> str:
-    link: Link = hop.link
-    return f"{'-' if hop.reverse else '+'}{link.kind or 'edge'}:{link.name[:16]}"
+    return f"{'-' if hop.reverse else '+'}{hop.link.kind or 'edge'}:{hop.link.name[:16]}"

@@ -16,8 +16,9 @@ import worlds
 from integration.stores import small_disk
 from worlds import World, outcome, reset, stamps, tree, unlike
 
-from weightsync.delta.apply import Applied, Step, apply
+from weightsync.delta.apply import Applied, apply
 from weightsync.delta.build import copy_and_apply
+from weightsync.delta.step import Step
 from weightsync.errors import BaseMismatch, CheckpointError, InputError, NoSpace, TargetError, WeightsyncError
 from weightsync.parallel import Workers
 

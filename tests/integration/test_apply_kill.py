@@ -16,13 +16,15 @@ from worlds import Child, Tree, World, killed_at_line, reset, stamps, tree, unli
 from weightsync.bundle import Bundle
 from weightsync.checkpoint import Checkpoint
 from weightsync.delta import patch
-from weightsync.delta.apply import Step, apply, locked
+from weightsync.delta.apply import apply
 from weightsync.delta.journal import Journal
 from weightsync.delta.make import make_delta
+from weightsync.delta.step import Step
+from weightsync.delta.target import locked
 from weightsync.errors import BaseMismatch, CheckpointError, DigestMismatch, TargetBusy, TargetError
 from weightsync.parallel import Workers
 
-CODE = ("delta/apply.py", "delta/patch.py", "delta/journal.py", "weightsync/files.py")
+CODE = ("delta/apply.py", "delta/patch.py", "delta/journal.py", "delta/target.py", "weightsync/files.py")
 """Whose every line is a place to die at."""
 
 RANDOM_KILLS = 64
@@ -132,18 +134,13 @@ def test_random_kills_inside_a_large_tensor(chunky: World) -> None:
 # ---- killed at every step
 
 
-def lines_of(act: Callable[[], object]) -> range:
-    """Numbers of the lines to die at."""
-    return range(worlds.lines_run(act, CODE))
-
-
 @pytest.mark.parametrize(("start", "goal"), [(0, 1), (1, 0)])
 @pytest.mark.parametrize("back", [False, True], ids=["repeated", "undone"])
 def test_killed_at_every_line(tiny: World, target: Path, start: int, goal: int, back: bool) -> None:
     """A kill before any line is harmless: slots, stores, done bytes, assets, journal. Each case takes every fourth."""
     case = Case(tiny, target, start, goal)
     case.begin()
-    for number in lines_of(case.forth)[2 * start + back :: 4]:
+    for number in worlds.places(case.forth, CODE)[2 * start + back :: 4]:
         case.begin()
         assert killed_at_line(case.forth, CODE, number)
         case.settle(back=back, where=f"line {number}")
@@ -154,7 +151,7 @@ def test_killed_at_many_lines_of_a_chain(tiny: World, target: Path, back: bool) 
     """A kill in any hop, or between two, is harmless when the whole chain is walked again or back."""
     case = Case(tiny, target, 0, 3)
     case.begin()
-    for number in lines_of(case.forth)[back::12]:
+    for number in worlds.places(case.forth, CODE)[back::6]:
         case.begin()
         assert killed_at_line(case.forth, CODE, number)
         case.settle(back=back, where=f"line {number}")
@@ -164,7 +161,7 @@ def test_killed_at_many_lines_with_two_threads(tiny: World, target: Path) -> Non
     """With two records in flight a kill is as harmless."""
     case = Case(tiny, target, 0, 1, 2)
     case.begin()
-    for number in lines_of(case.forth)[::10]:
+    for number in worlds.places(case.forth, CODE)[::10]:
         case.begin()
         killed_at_line(case.forth, CODE, number)
         case.settle(back=number % 4 == 0, where=f"line {number}")
@@ -188,11 +185,11 @@ def interrupted(tiny: World) -> Tree:
 @pytest.mark.parametrize("recovery", ["repeated", "undone"])
 @pytest.mark.parametrize("back", [False, True], ids=["then-repeated", "then-undone"])
 def test_recovery_killed_at_every_line(tiny: World, target: Path, interrupted: Tree, recovery: str, back: bool) -> None:
-    """A recovery, in either direction, may be killed before any line (here: of eight) and be followed by either."""
+    """A recovery, in either direction, may be killed before any line (here: one in eight) and be followed by either."""
     case = Case(tiny, target, 0, 1)
     recover = case.back if recovery == "undone" else case.forth
     case.begin(interrupted)
-    for number in lines_of(recover)[back::8]:
+    for number in worlds.places(recover, CODE)[back::8]:
         case.begin(interrupted)
         assert killed_at_line(recover, CODE, number)
         case.settle(back=back, where=f"line {number} of the recovery")

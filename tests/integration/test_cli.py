@@ -18,7 +18,7 @@ from integration.stores import small_disk
 from worlds import Child, World, reset, tree, unlike
 
 from weightsync.cli import commands, main
-from weightsync.delta.apply import locked
+from weightsync.delta.target import locked
 
 
 @pytest.fixture(scope="module")
@@ -150,17 +150,17 @@ def test_apply(tiny: World, target: Path, run: Run) -> None:
 
 
 def test_apply_output(tiny: World, target: Path, out: Path, run: Run) -> None:
-    """`apply --output` leaves the target and makes a directory, also from a full copy and deltas after it."""
+    """`apply --output` leaves the target and makes a directory; a full copy and deltas after it make the target."""
     found = run.json("apply", target, tiny.edges[0].root, "-o", out)
     assert (found["output"], found["weights"]) == (str(out), tiny.edges[0].edge().target.weights)
     assert unlike(tree(out), tiny.trees[1]) == []
     assert unlike(tree(target), tiny.trees[0]) == []
     full = worlds.edge(tiny.folders[1], tiny.folders[1], tiny.root / "full", full=True)
     shutil.rmtree(out)
-    assert str(out) in run("apply", target, full.root, tiny.edges[1].root, "--output", out)
+    assert str(out) in run("apply", out, full.root, tiny.edges[1].root)
     assert unlike(tree(out), tiny.trees[2]) == []
     shutil.rmtree(out)
-    run("apply", target, full.root, tiny.edges[2].root, "--output", out, status=42)
+    run("apply", out, full.root, tiny.edges[2].root, status=42)
     assert not out.exists()
 
 
@@ -170,9 +170,9 @@ def test_verify(tiny: World, target: Path, volume: list[str], run: Run) -> None:
     assert run.json("verify", delta) == {"edge": tiny.edges[0].edge().sha256, "records": 9, "verified": True}
     assert run.json("verify", target, "--delta", delta)["matches"] == "base"
     assert "is the target" in run("verify", tiny.folders[1], "--delta", delta)
-    assert run.json("verify", tiny.folders[1], *volume, "--version", "v1")["assets_match"] is True
+    assert run.json("verify", tiny.folders[1], *volume, "--version", "v1")["different_files"] == []
     (target / "config.json").write_text("{}")
-    assert "small files differ" in run("verify", target, *volume, "--version", "v0")
+    assert "small files differ: config.json" in run("verify", target, *volume, "--version", "v0", status=1)
     found = run.json("verify", tiny.folders[2], "--delta", delta, status=1)
     assert (found["matches"], found["chunks"], found["different_chunks"]) == (None, 10, 9)
     assert "a.embed" in found["tensors"]
@@ -196,7 +196,7 @@ def test_inspect(tiny: World, target: Path, run: Run) -> None:
     assert {"gap16", "gap8", "bitmap", "dense", "planes"} == found["modes"].keys()
     data = tiny.edges[0].data_path(edge.data[0].sha256)
     found = run.json("inspect", data)
-    assert (found["kind"], found["bytes"], found["target"]) == ("data file", edge.size, edge.target.weights)
+    assert (found["kind"], found["bytes"], found["shard"]) == ("data file", edge.size, 0)
     assert "both ways" in run("inspect", tiny.edges[0].root)
     assert run.json("inspect", target / "model-00001-of-00002.safetensors")["tensors"] == 6
 

@@ -25,6 +25,8 @@ from weightsync.cli import main
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
 
+COMMAND = [sys.executable, "-m", "weightsync.cli"]
+
 Words: TypeAlias = list[object]
 
 
@@ -53,7 +55,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Words], int, str]] = {
     "diff: text file": (lambda r: ["diff", r / "text", r / "v1", "-o", r / "new"], 42, "text: byte 0: not a saf"),
     "diff: a delta as checkpoint": (lambda r: ["diff", r / "edge-1", r / "v1", "-o", r / "new"], 42, "edge-1"),
     "diff: other tensors": (lambda r: ["diff", r / "v0", r / "other", "-o", r / "new"], 42, "h.scale.*--full"),
-    "diff: output not empty": (lambda r: ["diff", r / "v0", r / "v1", "-o", r / "taken"], 42, "not empty"),
+    "diff: output not empty": (lambda r: ["diff", r / "v0", r / "v1", "-o", r / "taken"], 42, "exists already"),
     "diff: output is a file": (lambda r: ["diff", r / "v0", r / "v1", "-o", r / "text"], 42, "text"),
     "diff: output below a file": (lambda r: ["diff", r / "v0", r / "v1", "-o", r / "text" / "new"], 42, "text"),
     "diff: output's name too long": (lambda r: ["diff", r / "v0", r / "v1", "-o", r / ("x" * 300)], 42, "xxx"),
@@ -67,8 +69,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], Words], int, str]] = {
     "apply: another base": (lambda r: ["apply", r / "held", r / "edge-2"], 42, "nothing was written"),
     "apply: deltas with a gap": (lambda r: ["apply", r / "held", r / "edge-1", r / "edge-3"], 42, "edge-3"),
     "apply: deltas out of order": (lambda r: ["apply", r / "held", r / "edge-2", r / "edge-1"], 42, "edge-1"),
-    "apply: a full copy in place": (lambda r: ["apply", r / "held", r / "full"], 42, "--output"),
-    "apply: a full copy backwards": (lambda r: ["apply", r / "v0", r / "full", "--reverse", "-o", r / "new"], 42, "Full"),
+    "apply: a full copy in place": (lambda r: ["apply", r / "held", r / "full"], 42, "exists already"),
+    "apply: a full copy backwards": (lambda r: ["apply", r / "v0", r / "full", "--reverse", "-o", r / "new"], 42, "whole checkpoint"),
     "apply: output exists": (lambda r: ["apply", r / "v0", r / "edge-1", "-o", r / "taken"], 42, "exists"),
     "apply: output is the target": (lambda r: ["apply", r / "held", r / "edge-1", "-o", r / "held"], 42, "exists"),
     "apply: output's name too long": (lambda r: ["apply", r / "v0", r / "edge-1", "-o", r / ("x" * 300)], 42, "xxx"),
@@ -83,7 +85,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Words], int, str]] = {
     "inspect: unreadable file": (lambda r: ["inspect", "/proc/self/mem"], 42, "/proc/self/mem"),
     "merge: gap": (lambda r: ["merge", r / "edge-1", r / "edge-3", "-o", r / "new"], 42, "do not follow"),
     "merge: full copy": (lambda r: ["merge", r / "full", r / "edge-1", "-o", r / "new"], 42, "Full"),
-    "merge: output exists": (lambda r: ["merge", r / "edge-1", r / "edge-2", "-o", r / "taken"], 42, "not empty"),
+    "merge: output exists": (lambda r: ["merge", r / "edge-1", r / "edge-2", "-o", r / "taken"], 42, "exists already"),
     "publish: no such checkpoint": (lambda r: ["publish", r / "none", *store(r), "v9"], 42, "none"),
     "publish: bad version": (lambda r: ["publish", r / "v1", *store(r), "Version 9"], 42, "Version 9"),
     "publish: no such parent": (lambda r: ["publish", r / "v1", *store(r), "v9", "--parent", "v8"], 42, "v8"),
@@ -222,11 +224,9 @@ def test_names_that_are_no_text(tiny: World) -> None:
 
 
 def call(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the installed script in a process of its own."""
-    script = Path(sys.executable).with_name("weightsync")
-    command = [str(script), *map(str, arguments)]
+    """Run a command in a process of its own."""
     return subprocess.run(
-        command,
+        [*COMMAND, *map(str, arguments)],
         capture_output=True,
         text=True,
         errors="surrogateescape",
@@ -241,7 +241,8 @@ def call(*arguments: object, **environment: str) -> subprocess.CompletedProcess[
 
 def test_script(tiny: World) -> None:
     """The installed script knows its version, and a mistake gives one line and status 42."""
-    assert call("--version").stdout == f"weightsync {__version__}\n"
+    script = Path(sys.executable).with_name("weightsync")
+    assert subprocess.check_output([script, "--version"], text=True) == f"weightsync {__version__}\n"
     wrong = call("inspect", tiny.root / "nothing")
     assert (wrong.returncode, wrong.stdout) == (42, "")
     assert re.fullmatch(r"weightsync: .*nothing.*\n", wrong.stderr)
@@ -262,8 +263,8 @@ def test_help_is_instant() -> None:
 
 def test_reader_that_goes_away(tiny: World) -> None:
     """When whoever reads the output closes it, as `head` does, there is no traceback."""
-    script = Path(sys.executable).with_name("weightsync")
-    process = subprocess.Popen([script, "inspect", tiny.folders[0]], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [*COMMAND, "inspect", str(tiny.folders[0])]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.close()
     _, errors = process.communicate(timeout=60)

@@ -209,9 +209,9 @@ def test_one_name_for_two_manifests(place: Place, source: Path) -> None:
     """If a store came to hold one name for two versions, it is reported instead of picking one."""
     done = place.publish(source, "v1", "v0")
     with place.extra({names.name_path(MODEL, "v0", done.manifest): b""}):
-        with pytest.raises(StoreConflict, match="two publishers"):
+        with pytest.raises(StoreConflict, match=r"two publishers|2 manifests"):
             place.pull("v0", place.world.root / "never")
-        with pytest.raises(StoreConflict, match="two publishers"):
+        with pytest.raises(StoreConflict, match=r"two publishers|2 manifests"):
             place.publish(place.world.folders[2], "v2", "v0")
 
 
@@ -236,7 +236,7 @@ def test_row_parent_of_another_model(place: Place, source: Path) -> None:
     copied = place.store.read(names.manifest_path("another", foreign))
     with place.extra({names.manifest_path(MODEL, foreign): copied}), pytest.raises(InputError, match="'another'"):
         place.publish(source, "v1", foreign)
-    assert place.remote.find("v1") is None
+    assert place.remote.find("v1") == []
 
 
 def test_parent_that_cannot_be_rebuilt(place: Place, source: Path) -> None:

@@ -16,8 +16,9 @@ from worlds import World
 
 from weightsync.bundle import Bundle
 from weightsync.checkpoint import Checkpoint
-from weightsync.delta.apply import Step, apply
+from weightsync.delta.apply import apply
 from weightsync.delta.make import make_delta, make_merge
+from weightsync.delta.step import Step
 from weightsync.parallel import Workers
 
 

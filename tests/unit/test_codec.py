@@ -1,16 +1,14 @@
-"""The codec: what it finds, that it comes back bit for bit, that it adds up, and that hostile streams get nowhere."""
+"""The codec: what it finds, that it comes back bit for bit, and that it adds up."""
 
 from __future__ import annotations
 
-import tracemalloc
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-import zstandard
 from factories import KINDS, applied, plain_decode, random_step, random_words, same
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weightsync.codec import Dense, Difference, Encoded, Mode, Sparse, choose, compare, decode, encode
@@ -18,7 +16,6 @@ from weightsync.codec import difference as difference_module
 from weightsync.codec.difference import negated, summed
 from weightsync.codec.modes import choose_gaps
 from weightsync.codec.record import largest_raw
-from weightsync.errors import FormatError, Unsupported
 
 WIDTHS = (1, 2, 4)
 SPARSE = (Mode.GAP16, Mode.GAP8)
@@ -135,6 +132,40 @@ def test_streams_are_what_the_format_says(pair: tuple[Any, Any], gap: int) -> No
     for mode in modes_of(change) if change else ():
         assert np.array_equal(np.array(plain_decode(encode(mode, old.itemsize, [change])), old.dtype), new - old)
     assert plain_decode(encode(Mode.FULL, old.itemsize, [Dense(pair[1], len(pair[1]))])) == pair[1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("mode", "n", "diff", "slots"),
+    [
+        (Mode.GAP8, 600, {0: 1, 255: -256, 511: 257}, [b"\0\xfe\xff\0", b"", b"\2", b"\1\0", b"\xfe\xff", b"\1\1"]),
+        (Mode.GAP16, 70_000, {1: -1, 65536: 2, 65540: 1}, [b"\1\xfe\3", b"\0\xff\0", b"\1", b"\1", b"\0", b""]),
+        (Mode.GAP16, 70_000, {65535: 1}, [b"\xff\0", b"\xff\0", b"\0", b"", b"", b""]),
+        (Mode.BITMAP, 12, {0: 1, 2: -1, 9: 0x8000}, [b"\5\2", b"", b"\6", b"\2", b"\xff", b"\0\x80"]),
+        (Mode.DENSE, 6, {0: 1, 1: -1, 2: 127, 3: -128, 4: 128}, [b"\2\1\xfe\xff\xff\0", b"", b"", b"", b"", b"\xff\0\0\1"]),
+        (Mode.PLANES, 4, {0: 1, 1: -1, 2: 128}, [b"\2\1\0\0", b"\0\0\1\0", b"", b"", b"", b""]),
+        (Mode.FULL, 4, {0: 1, 1: -1, 2: 128}, [b"\1\xff\x80\0", b"\0\xff\0\0", b"", b"", b"", b""]),
+    ],
+)  # fmt: skip
+def test_streams_byte_for_byte(mode: Mode, n: int, diff: dict[int, int], slots: list[bytes]) -> None:
+    """Short streams are stored, so the bytes of each slot are those that can be worked out by hand."""
+    words = np.zeros(n, "<u2")
+    words[list(diff)] = np.array(list(diff.values())).astype("<u2")
+    at = np.array(list(diff), np.uint32)
+    change = Sparse(n, at, words[at]) if mode in SPARSE else Dense(words, len(at))
+    record = encode(mode, 2, [change])
+    assert list(record.coded) == slots
+    assert list(record.raw) == [len(slot) for slot in slots]
+
+
+def test_short_streams_and_signs_are_stored() -> None:
+    """Streams of 32 bytes and more are compressed where that is shorter, shorter ones and signs never."""
+    for n, stored in ((31, True), (32, False)):
+        assert (len(encode(Mode.FULL, 1, [Dense(np.zeros(n, np.uint8), n)]).coded[0]) == n) == stored
+    signs = encode(Mode.BITMAP, 2, [Dense(np.ones(8000, "<u2"), 8000)])
+    assert len(signs.coded[2]) == signs.raw[2] == 1000
+    assert len(signs.coded[0]) < 100
+    noise = np.random.default_rng(0).integers(0, 256, 5000, np.uint8)
+    assert encode(Mode.FULL, 1, [Dense(noise, 5000)]).coded[0] == noise.tobytes()
 
 
 @ROUNDS
@@ -279,121 +310,3 @@ def test_choice_does_not_depend_on_where_changes_are(pair: tuple[Any, Any], seed
     if one is not None and two is not None:
         assert choose(one) == choose(two)
         assert not isinstance(one, Sparse) or choose(one) == choose_gaps(one.n, one.k)
-
-
-def frame(data: bytes, **options: Any) -> bytes:
-    """A zstd frame with unusual parameters."""
-    parameters = zstandard.ZstdCompressionParameters.from_level(1, **options)
-    return zstandard.ZstdCompressor(compression_params=parameters).compress(data)
-
-
-def mutated(draw: st.DrawFn, record: Encoded) -> tuple[Mode, int, int, list[bytes], list[int]]:
-    """A record's parts after one hostile change."""
-    mode, n, k, coded, raw = record.mode, record.n, record.k, list(record.coded), list(record.raw)
-    slot = draw(st.sampled_from([i for i, data in enumerate(coded) if data]))
-    data, size, other = coded[slot], raw[slot], draw(st.integers(0, 5))
-    match draw(st.integers(0, 10)):
-        case 0:
-            flipped = bytearray(data)
-            for at in draw(st.lists(st.integers(0, len(data) - 1), min_size=1, max_size=4)):
-                flipped[at] ^= 1 << draw(st.integers(0, 7))
-            coded[slot] = bytes(flipped)
-        case 1:
-            coded[slot] = data[: draw(st.integers(0, len(data) - 1))]
-        case 2:
-            coded[slot] = data + draw(st.binary(min_size=1, max_size=9))
-        case 3:
-            coded[slot], coded[other], raw[slot], raw[other] = coded[other], coded[slot], raw[other], raw[slot]
-        case 4:
-            raw[slot] = max(0, size + draw(st.sampled_from([-size, -1, 1, 8, 2**32 - 1 - size])))
-        case 5:
-            n = max(1, n + draw(st.sampled_from([-n // 2, -1, 1, 7])))
-        case 6:
-            k = max(1, min(n, k + draw(st.sampled_from([-k // 2, -1, 1, 7]))))
-        case 7:
-            mode = draw(st.sampled_from(list(Mode)))
-        case 8:
-            filler = bytes([draw(st.integers(0, 255))])
-            length = draw(st.sampled_from([0, size, size + 1, size * 1000]))
-            options = {"write_content_size": draw(st.booleans()), "write_checksum": draw(st.booleans())}
-            coded[slot] = frame(filler * length, window_log=draw(st.sampled_from([10, 20, 27])), **options)
-        case 9:
-            extra = draw(st.sampled_from([frame(b"x"), b"\x50\x2a\x4d\x18\x04\0\0\0abcd", b"\0"]))
-            coded[slot] = data + extra if draw(st.booleans()) else extra + data
-        case _:
-            coded[slot] = draw(st.binary(max_size=40))
-            raw[slot] = draw(st.one_of(st.just(size), st.integers(0, 100)))
-    return mode, n, k, coded, raw
-
-
-@settings(max_examples=600, deadline=None)
-@given(st.data())
-def test_hostile_streams_are_refused_or_harmless(data: st.DataObject) -> None:
-    """Whatever is done to a record, the outcome is a difference within its n words or an error of the format."""
-    old, new = data.draw(pairs(3000).filter(lambda pair: (pair[0] != pair[1]).any()))
-    change = compare(old, new)
-    assert change is not None
-    for _ in range(4):
-        mode = data.draw(st.sampled_from(modes_of(change)))
-        check_hostile(old.itemsize, *mutated(data.draw, encode(mode, old.itemsize, [change])))
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    st.sampled_from(list(Mode)),
-    st.sampled_from(WIDTHS),
-    st.integers(1, 40),
-    st.integers(1, 40),
-    st.lists(st.binary(max_size=50), min_size=6, max_size=6),
-)
-@example(Mode.GAP8, 1, 1, 1, [b"\xff", b"", b"\0", b"", b"", b""])
-@example(Mode.GAP8, 1, 300, 1, [b"\0\xff", b"", b"\0", b"", b"", b""])
-@example(Mode.BITMAP, 2, 1, 1, [b"\1", b"", b"\0", b"\0", b"\xff", b"\0\0"])
-@example(Mode.BITMAP, 2, 1, 1, [b"\1", b"", b"\0", b"", b"\0", b""])
-def test_stored_streams_are_refused_or_harmless(mode: Mode, width: int, n: int, k: int, coded: list[bytes]) -> None:
-    """Streams that were never written by `encode`, stored, so that every reader sees them."""
-    check_hostile(width, mode, n, min(n, k), coded, [len(data) for data in coded])
-
-
-def check_hostile(width: int, mode: Mode, n: int, k: int, coded: list[bytes], raw: list[int]) -> None:
-    """Decode; hold the outcome, if there is one, to what a `Difference` promises."""
-    try:
-        change = decode(mode, width, n, k, [memoryview(data) for data in coded], raw)
-    except (FormatError, Unsupported):
-        return
-    assert (change.n, change.diff.dtype) == (n, np.dtype(f"<u{width}"))
-    if isinstance(change, Sparse):
-        assert len(change.at) == len(change.diff) == k
-        assert change.at.dtype == np.uint32
-        assert int(change.at[-1]) < n
-        assert (np.diff(change.at.astype(np.int64)) > 0).all()
-        assert change.diff.all()
-    elif mode != Mode.FULL:
-        assert change.k == k == np.count_nonzero(change.diff)
-
-
-def refused_cheaply(stream: bytes, size: int) -> None:
-    """A full record with this stream is a `FormatError`, and decoding it allocates little beyond the record's size."""
-    tracemalloc.start()
-    try:
-        with pytest.raises(FormatError):
-            decode(Mode.FULL, 1, size, size, [memoryview(stream), *[memoryview(b"")] * 5], [size, 0, 0, 0, 0, 0])
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 16 << 20
-
-
-@pytest.mark.parametrize("window", [20, 27])
-@pytest.mark.parametrize("content_size", [True, False])
-def test_bombs_take_no_memory(window: int, content_size: bool) -> None:
-    """A small frame that holds two hundred megabytes is refused before they are allocated."""
-    bomb = frame(bytes(200 << 20), window_log=window, write_content_size=content_size)
-    assert len(bomb) < 100_000
-    refused_cheaply(bomb, 100_000)
-
-
-@pytest.mark.parametrize("claim", [1 << 28, 1 << 33, 1 << 50, (1 << 64) - 3])
-def test_frames_that_claim_too_much_are_refused(claim: int) -> None:
-    """A frame header with an absurd content size is a damaged stream, not a lack of memory."""
-    refused_cheaply(b"\x28\xb5\x2f\xfd\xe0" + claim.to_bytes(8, "little") + b"\x01\0\0", 100)

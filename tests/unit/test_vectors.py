@@ -8,9 +8,10 @@ from pathlib import Path
 from weightsync.bundle import Bundle
 from weightsync.checkpoint import Checkpoint
 from weightsync.codec import Mode
-from weightsync.delta.apply import Step, apply
-from weightsync.delta.build import fill, lay_out, open_full
+from weightsync.delta.apply import apply
+from weightsync.delta.build import create
 from weightsync.delta.make import make_delta
+from weightsync.delta.step import Step
 from weightsync.parallel import Workers
 
 VECTOR = Path(__file__).parents[1] / "vectors" / "v1"
@@ -40,13 +41,9 @@ def test_the_vector_leads_both_ways(tmp_path: Path) -> None:
 
 def test_the_full_vector_makes_the_checkpoint_from_nothing(tmp_path: Path) -> None:
     """The stored Full edge and layout give the new file bit for bit."""
-    bundle = Bundle(VECTOR / "full")
-    delta, version = open_full(bundle, bundle.edge())
-    checkpoint = lay_out(tmp_path, bundle.layout(version))
     with Workers(1) as workers:
-        fill(checkpoint, delta, version, workers)
-    checkpoint.flush()
-    assert (tmp_path / "model.safetensors").read_bytes() == (VECTOR / "new" / "model.safetensors").read_bytes()
+        create(tmp_path / "made", [Bundle(VECTOR / "full")], workers)
+    assert _same(tmp_path / "made", VECTOR / "new")
 
 
 def test_identities_and_records_are_still_made_alike(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from weightsync import __version__
 
 EXITS = """exit status:
   0 done   1 verify found a difference   2 wrong usage   42 wrong input, do not retry
-  69 store not available, retry later   74 not enough room   75 directory in use   130 interrupted"""
+  69 store not available, retry later   70 a bug   74 not enough room or memory here
+  75 directory in use   130 interrupted"""
 
 STORE = "hf://buckets/OWNER/NAME[/PREFIX], or a directory"
 
@@ -48,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     diff.add_argument("--full", action="store_true", help="if the tensors differ, write all of NEW instead of failing")
 
     apply = add("apply", "Bring the checkpoint directory TARGET along one or more deltas, in place.")
-    apply.add_argument("target", type=Path, metavar="TARGET")
+    apply.add_argument("target", type=Path, metavar="TARGET", help="new, if the first delta holds a whole checkpoint")
     apply.add_argument("deltas", type=Path, nargs="+", metavar="DIR", help="deltas in the order old to new")
     apply.add_argument("--reverse", action="store_true", help="walk them backwards; undoes an interrupted apply")
     apply.add_argument("-o", "--output", type=Path, metavar="NEW", help="leave TARGET as it is and make NEW")

@@ -10,22 +10,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from weightsync import graph as graphs
-from weightsync.bundle import Bundle
+from weightsync.bundle import Bundle, Version
 from weightsync.checkpoint import Checkpoint
 from weightsync.cli import examine
 from weightsync.cli.progress import bar
 from weightsync.cli.text import Result, percent, plural, ratio, size
-from weightsync.delta.apply import Step, apply, old_assets, put_assets
-from weightsync.delta.build import building, clear, copy_and_apply, fill, lay_out, open_full, walk_plain
-from weightsync.delta.journal import discard_folder
+from weightsync.delta.apply import apply
+from weightsync.delta.build import copy_and_apply, create
 from weightsync.delta.make import Made, make_delta, make_full, make_merge
+from weightsync.delta.step import Step
 from weightsync.errors import InputError, SchemaMismatch
 from weightsync.files import writing
 from weightsync.parallel import Workers
 from weightsync.publish import Parent, publish
 from weightsync.pull import pull
-from weightsync.remote import KEY, Remote
+from weightsync.remote import Remote, Routes
+from weightsync.staging import building
 from weightsync.store import names, open_store
 
 
@@ -62,36 +62,39 @@ def _diff(context: Context) -> Result:
     a = context.arguments
     names.check_name(a.model)
     old, new = Checkpoint.open(a.old), Checkpoint.open(a.new)
-    bundle, notes = Bundle(a.output), []
+    notes = []
     if a.profile == "wan":
         notes.append("profile wan: class-coded positions are not available in this version, lan coding was used")
     if old.schema != new.schema and not a.full:
         lines = "; ".join(old.schema.differences(new.schema))
         raise SchemaMismatch(f"the checkpoints hold different tensors ({lines}); --full writes all of {a.new}")
-    bundle.start()
-    with bar("diff", old.schema.total_bytes + new.schema.total_bytes, quiet=a.quiet) as progress:
+    total = old.schema.total_bytes + new.schema.total_bytes
+    with building(a.output) as folder, bar("diff", total, quiet=a.quiet) as progress:
+        bundle = Bundle(folder)
+        bundle.start()
         if old.schema == new.schema:
             made = make_delta(old, new, bundle, context.workers, model=a.model, progress=progress)
         else:
             made = make_full(new, bundle, context.workers, model=a.model, progress=progress)
             notes.append("the tensors differ, so all of the new checkpoint was written")
-    data = _made(made, bundle, context) | {"ignored": new.contents[1], "notes": notes, "profile": made.edge.profile}
-    return Result(data, [*_made_lines(made, bundle), *_more(new.contents[1], notes, made.non_finite)])
+    data = _made(made, context) | {"ignored": new.contents[1], "notes": notes, "profile": made.edge.profile}
+    return Result(data, [*_made_lines(made, a.output), *_more(new.contents[1], notes, made.non_finite)])
 
 
 def _merge(context: Context) -> Result:
     a = context.arguments
     steps = _chain([Bundle(path) for path in a.deltas], reverse=False)
-    bundle = Bundle(a.output)
-    bundle.start()
-    made = make_merge(steps, bundle, context.workers)
+    with building(a.output) as folder:
+        bundle = Bundle(folder)
+        bundle.start()
+        made = make_merge(steps, bundle, context.workers)
     together = sum(step.edge.size for step in steps)
-    data = _made(made, bundle, context) | {"input_bytes": together, "inputs": len(steps)}
+    data = _made(made, context) | {"input_bytes": together, "inputs": len(steps)}
     line = f"{plural(len(steps), 'delta')} of {size(together)} together became one of {size(made.edge.size)}"
-    return Result(data, [line, *_made_lines(made, bundle)])
+    return Result(data, [line, *_made_lines(made, a.output)])
 
 
-def _made(made: Made, bundle: Bundle, context: Context) -> dict[str, Any]:
+def _made(made: Made, context: Context) -> dict[str, Any]:
     ends = {"base": made.base, "target": made.target}
     return {
         **{
@@ -104,7 +107,7 @@ def _made(made: Made, bundle: Bundle, context: Context) -> dict[str, Any]:
         "full_bytes": made.full_bytes,
         "kind": made.edge.kind,
         "non_finite": made.non_finite,
-        "output": str(bundle.root),
+        "output": str(context.arguments.output),
         "records": made.records,
         "reversible": made.edge.reversible,
         "seconds": context.seconds(),
@@ -113,13 +116,13 @@ def _made(made: Made, bundle: Bundle, context: Context) -> dict[str, Any]:
     }
 
 
-def _made_lines(made: Made, bundle: Bundle) -> list[str]:
+def _made_lines(made: Made, output: Path) -> list[str]:
     edge, total = made.edge, made.target.schema.total_words
     each = f", {edge.size / edge.changed:.2f} bytes per changed value" if edge.changed else ""
     return [
         f"changed: {edge.changed:,} of {total:,} values ({percent(edge.changed, total)})",
         f"delta:   {size(edge.size)} instead of {size(made.full_bytes)}, {ratio(made.full_bytes, edge.size)}{each}",
-        f"wrote:   {bundle.root} ({edge.kind}, edge {edge.sha256[:16]})",
+        f"wrote:   {output} ({edge.kind}, edge {edge.sha256[:16]})",
     ]
 
 
@@ -140,18 +143,20 @@ def _chain(bundles: list[Bundle], *, reverse: bool) -> list[Step]:
 def _apply(context: Context) -> Result:
     a = context.arguments
     bundles = [Bundle(path) for path in a.deltas]
-    if a.output is not None and bundles[0].edge().kind == "Full" and not a.reverse:
-        return _apply_full(context, bundles)
+    if bundles[0].edge().base is None:
+        return _create(context, bundles)
     steps = _chain(bundles, reverse=a.reverse)
-    total = steps[0].start.schema.total_bytes
-    goal = steps[-1].goal.manifest
-    with bar("apply", None if len(steps) > 1 else total, quiet=a.quiet) as progress:
+    total = steps[0].start.schema.total_bytes if len(steps) == 1 else None
+    with bar("apply", total, quiet=a.quiet) as progress:
         if a.output is not None:
             copy_and_apply(a.target, a.output, steps, context.workers, progress=progress)
-            data: dict[str, Any] = {"content": goal.content, "output": str(a.output), "weights": goal.weights}
-            return Result(data | {"seconds": context.seconds()}, [f"wrote {a.output}, weights {goal.weights[:16]}"])
+            return _holding(context, a.output, steps[-1].goal)
         outcome = apply(a.target, steps, context.workers, progress=progress)
-    data = asdict(outcome) | {"seconds": context.seconds(), "threads": context.workers.threads}
+    data = asdict(outcome) | {
+        "output": str(a.target),
+        "seconds": context.seconds(),
+        "threads": context.workers.threads,
+    }
     lines = [f"{a.target} holds weights {outcome.weights[:16]}, every chunk proven"]
     if outcome.recovered:
         lines.insert(0, "an interrupted apply was picked up")
@@ -160,24 +165,25 @@ def _apply(context: Context) -> Result:
     return Result(data, lines)
 
 
-def _apply_full(context: Context, bundles: list[Bundle]) -> Result:
-    """A Full edge, and deltas after it, into a new directory; TARGET has nothing to add."""
+def _create(context: Context, bundles: list[Bundle]) -> Result:
     a = context.arguments
-    delta, version = open_full(bundles[0], bundles[0].edge())
-    steps = _chain(bundles[1:], reverse=False)
-    with building(a.output) as folder:
-        clear(folder)
-        checkpoint = lay_out(folder, bundles[0].layout(version))
-        fill(checkpoint, delta, version, context.workers)
-        walk_plain(checkpoint, steps, context.workers)
-        last = (steps[-1].bundle, steps[-1].goal) if steps else (bundles[0], version)
-        put_assets(folder, last[0].assets(last[1]), old_assets(steps))
-        discard_folder(folder)
-        with writing(folder):
-            checkpoint.flush()
-    goal = last[1].manifest
-    data = {"content": goal.content, "output": str(a.output), "seconds": context.seconds(), "weights": goal.weights}
-    return Result(data, [f"wrote {a.output}, weights {goal.weights[:16]}"])
+    if a.output is not None or a.reverse:
+        raise InputError("the first delta holds a whole checkpoint: it makes TARGET, without --output and --reverse")
+    with bar("apply", None, quiet=a.quiet) as progress:
+        goal = create(a.target, bundles, context.workers, progress=progress)
+    return _holding(context, a.target, goal)
+
+
+def _holding(context: Context, path: Path, version: Version) -> Result:
+    manifest = version.manifest
+    data = {
+        "content": manifest.content,
+        "output": str(path),
+        "seconds": context.seconds(),
+        "threads": context.workers.threads,
+        "weights": manifest.weights,
+    }
+    return Result(data, [f"wrote {path}, weights {manifest.weights[:16]}, every chunk proven"])
 
 
 def _remote(arguments: argparse.Namespace) -> Remote:
@@ -240,6 +246,8 @@ def _verify(context: Context) -> Result:
             remote = _remote(a)
             version = remote.fetch_version(remote.resolve(a.version), Bundle(Path(scratch)))
         return examine.verify_checkpoint(a.path, [(f"version {a.version}", version)], context.workers)
+    if a.model is not None or a.version is not None:
+        raise InputError("--model and --version name a version in a store: say which with --store")
     if a.delta is None:
         return examine.verify_bundle(Bundle(a.path), context.workers)
     bundle = Bundle(a.delta)
@@ -254,27 +262,10 @@ def _graph(context: Context) -> Result:
     remote = _remote(a)
     if a.origin is not None and a.to is None:
         raise InputError("--from needs --to")
-    links = remote.links()
     if a.to is None:
-        return examine.list_graph(remote, links)
+        return examine.list_graph(remote)
     with tempfile.TemporaryDirectory(prefix="weightsync-") as scratch:
         bundle = Bundle(Path(scratch))
-        held = remote.fetch_manifest(remote.resolve(a.origin), bundle).weights[:KEY] if a.origin else None
-        needed = remote.fetch_manifest(remote.resolve(a.to), bundle).weights[:KEY]
-    path = graphs.cheapest([remote.known(link) for link in links], held, needed)
-    hops = [
-        {
-            "base": hop.link.base,
-            "bytes": hop.link.bytes,
-            "edge": hop.link.name,
-            "kind": hop.link.kind,
-            "reverse": hop.reverse,
-            "target": hop.link.target,
-        }
-        for hop in path.hops
-    ]
-    lines = [
-        f"{'back' if hop.reverse else 'forward'} {hop.link.kind} {hop.link.name[:16]}  {size(hop.link.bytes)}"
-        for hop in path.hops
-    ]
-    return Result({"bytes": path.bytes, "hops": hops, "why": path.why}, [*lines, path.why])
+        held = remote.fetch_manifest(remote.resolve(a.origin), bundle).weights if a.origin else None
+        needed = remote.fetch_manifest(remote.resolve(a.to), bundle).weights
+        return examine.show_path(Routes(remote), held, needed)

@@ -14,14 +14,12 @@ from weightsync.bundle import Bundle, Version
 from weightsync.checkpoint import Checkpoint
 from weightsync.cli.text import Result, percent, plural, size
 from weightsync.codec import Mode
-from weightsync.delta.apply import Step, open_data
-from weightsync.delta.build import open_full
 from weightsync.delta.format import HEADER_BYTES, RECORD, Header
 from weightsync.delta.reader import Delta
-from weightsync.errors import FormatError, InputError
-from weightsync.graph import Link
+from weightsync.delta.step import Step, open_full
+from weightsync.errors import CheckpointError, FormatError, InputError
 from weightsync.parallel import Workers
-from weightsync.remote import Remote
+from weightsync.remote import Remote, Routes
 
 MISMATCH = 1
 LISTED = 20
@@ -31,9 +29,14 @@ def inspect(path: Path) -> Result:
     """What a checkpoint, a delta's directory or a data file holds."""
     if path.is_dir() and (path / "edges").is_dir():
         return _inspect_bundle(Bundle(path))
+    if path.name == "data" and (path.parent / "edges").is_dir():
+        return _inspect_bundle(Bundle(path.parent))
     if path.is_file():
-        with path.open("rb") as file:
-            head = file.read(HEADER_BYTES)
+        try:
+            with path.open("rb") as file:
+                head = file.read(HEADER_BYTES)
+        except OSError as e:
+            raise CheckpointError(f"{path}: cannot be read: {e.strerror or e}") from e
         if b'"weightsync.delta/' in head:
             return _inspect_data(path, Header.unpack(head, str(path)))
     return _inspect_checkpoint(Checkpoint.open(path))
@@ -70,7 +73,7 @@ def _inspect_checkpoint(checkpoint: Checkpoint) -> Result:
 def _inspect_bundle(bundle: Bundle) -> Result:
     edge = bundle.edge()
     target = bundle.version(edge.target.manifest)
-    delta = open_data(bundle, edge, target)
+    delta = open_full(bundle, edge)[0] if edge.base is None else Step.open(bundle).delta
     modes = _modes(delta.records)
     data = {
         "base": edge.base.weights if edge.base else None,
@@ -105,16 +108,8 @@ def _inspect_data(path: Path, header: Header) -> Result:
     if len(table) != header.directory or len(table) % RECORD.itemsize:
         raise FormatError(f"{path}: is truncated in its directory")
     modes = _modes(np.frombuffer(table, RECORD))
-    data = {
-        "base": header.base,
-        "bytes": header.file_bytes,
-        "kind": "data file",
-        "modes": modes,
-        "shard": header.shard,
-        "target": header.target,
-    }
-    origin = header.base[:16] if header.base else "nothing"
-    return Result(data, [f"data file {header.shard} of an edge {origin} -> {header.target[:16]}", *_mode_lines(modes)])
+    data = {"bytes": header.file_bytes, "kind": "data file", "modes": modes, "shard": header.shard}
+    return Result(data, [f"data file {header.shard} of an edge, {size(header.file_bytes)}", *_mode_lines(modes)])
 
 
 def _modes(records: Any) -> dict[str, dict[str, int]]:
@@ -170,33 +165,68 @@ def verify_checkpoint(path: Path, versions: Sequence[tuple[str, Version]], worke
     found = digests.of_checkpoint(checkpoint, workers)
     for name, version in versions:
         if (found == version.digests).all():
-            same = _assets(checkpoint) == {asset.path: asset.sha256 for asset in version.manifest.assets}
-            note = "" if same else "; its small files differ"
-            data = {"assets_match": same, "matches": name, "weights": version.manifest.weights}
-            return Result(data, [f"{path} is the {name}: weights {version.manifest.weights[:16]}{note}"])
+            wanted = {asset.path: asset.sha256 for asset in version.manifest.assets}
+            held = _assets(checkpoint)
+            wrong_files = [] if checkpoint.single else sorted(dict(held.items() ^ wanted.items()))
+            data = {"different_files": wrong_files, "matches": name, "weights": version.manifest.weights}
+            line = f"{path} is the {name}: weights {version.manifest.weights[:16]}"
+            if not wrong_files:
+                return Result(data, [line])
+            return Result(data, [f"{line}, but small files differ: {', '.join(wrong_files)}"], MISMATCH)
     wrong = np.flatnonzero((found != first.digests).any(axis=1))
     counts = Counter(checkpoint.schema.name(checkpoint.schema.locate(index)[0]) for index in wrong.tolist())
-    data = {"chunks": len(found), "different_chunks": len(wrong), "matches": None, "tensors": sorted(counts)}
+    counted: dict[str, Any] = {
+        "chunks": len(found),
+        "different_chunks": len(wrong),
+        "matches": None,
+        "tensors": sorted(counts),
+    }
     listed = [f"  {tensor}: {plural(count, 'chunk')}" for tensor, count in sorted(counts.items())[:LISTED]]
     if len(counts) > LISTED:
         listed.append(f"  and {len(counts) - LISTED} more tensors")
     head = (
         f"{path} is not the {' or the '.join(name for name, _ in versions)}: {len(wrong)} of {len(found)} chunks differ"
     )
-    return Result(data, [head, *listed], MISMATCH)
+    return Result(counted, [head, *listed], MISMATCH)
 
 
 def _assets(checkpoint: Checkpoint) -> dict[str, str]:
     return {asset.path: asset.sha256 for asset in assets.describe(checkpoint.contents[0])}
 
 
-def list_graph(remote: Remote, links: Sequence[Link]) -> Result:
+def list_graph(remote: Remote) -> Result:
     """Every version by name and every edge of the listing."""
     versions = remote.versions()
     edges = [
         {"base": link.base, "bytes": link.bytes, "edge": link.name, "target": link.target}
-        for link in sorted(links, key=lambda link: (link.target, link.base or "", link.bytes))
+        for link in sorted(remote.links(), key=lambda link: (link.target, link.base or "", link.bytes, link.name))
     ]
-    lines = [f"{name}  manifest {manifest[:16]}" for name, manifest in sorted(versions.items())]
-    lines += [f"{link['base'] or 'nothing':>16} -> {link['target']}  {size(int(str(link['bytes'])))}" for link in edges]
+    lines = [
+        f"{name}  manifest {', '.join(sha256[:16] for sha256 in found)}{'  CONFLICT' if len(found) > 1 else ''}"
+        for name, found in sorted(versions.items())
+    ]
+    lines += [f"{edge['base'] or 'nothing':>16} -> {edge['target']}  {size(int(str(edge['bytes'])))}" for edge in edges]
     return Result({"edges": edges, "model": remote.model, "versions": versions}, lines or ["no version is published"])
+
+
+def show_path(routes: Routes, held: str | None, needed: str) -> Result:
+    """The path from one weights digest (None: nothing) to another, and why it is taken."""
+    path = routes.choose(held, needed)
+    hops = [
+        {
+            "base": hop.link.base,
+            "bytes": hop.link.bytes,
+            "edge": hop.link.name,
+            "kind": hop.link.kind,
+            "reverse": hop.reverse,
+            "target": hop.link.target,
+        }
+        for hop in path.hops
+    ]
+    lines = [
+        f"{'back' if hop.reverse else 'forward'} {hop.link.kind} {hop.link.name[:16]}  {size(hop.link.bytes)}"
+        for hop in path.hops
+    ]
+    lines += [f"left out edge {name[:16]}: {why}" for name, why in routes.left_out.items()]
+    data = {"bytes": path.bytes, "hops": hops, "left_out": routes.left_out, "why": path.why}
+    return Result(data, [*lines, path.why])

@@ -7,77 +7,22 @@ and the reverse call undoes.
 
 from __future__ import annotations
 
-import fcntl
-import os
-import stat
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from weightsync import digests
-from weightsync.bundle import Bundle, Version
 from weightsync.checkpoint import Checkpoint
-from weightsync.delta.journal import Intent, Journal, discard_folder
+from weightsync.delta.journal import Journal, discard_folder
 from weightsync.delta.patch import Walk, drive, restore
-from weightsync.delta.reader import Delta
+from weightsync.delta.step import Step, need_steps
+from weightsync.delta.target import check_assets, locked, mark_changed, open_target, put_assets
 from weightsync.digests import Digests, Progress, silent
-from weightsync.errors import (
-    BaseMismatch,
-    DigestMismatch,
-    FormatError,
-    InputError,
-    TargetBusy,
-    TargetError,
-    Unsupported,
-)
-from weightsync.files import FOLDER, need_room, write_whole, writing
-from weightsync.manifest import FEATURES, Edge
+from weightsync.errors import BaseMismatch, DigestMismatch, FormatError, TargetError
+from weightsync.files import writing
 from weightsync.parallel import Workers
-
-
-@dataclass(frozen=True)
-class Step:
-    """One edge of a chain, opened and checked: its sha256 (hex), records and ends, in the direction it is walked."""
-
-    bundle: Bundle
-    edge: Edge
-    delta: Delta
-    reverse: bool
-    start: Version
-    goal: Version
-
-    @classmethod
-    def open(cls, bundle: Bundle, *, reverse: bool = False, edge: Edge | None = None, proven: bool = False) -> Step:
-        """Read and check everything about the edge in `bundle`; nothing of the target is touched yet.
-
-        `edge` names one of several; `proven` says that the caller has just checked the sha256 of its data files.
-        """
-        edge = edge or bundle.edge()
-        unknown = sorted(set(edge.requires) - FEATURES)
-        if unknown:
-            raise Unsupported(f"{bundle.root}: requires {', '.join(unknown)}; use a newer version of weightsync")
-        if edge.base is None:
-            raise Unsupported(
-                f"{bundle.root}: a Full edge makes a new directory; use `weightsync pull`, or `apply --output`"
-            )
-        if reverse and not edge.reversible:
-            raise Unsupported(f"{bundle.root}: this edge is not reversible")
-        base, target = bundle.version(edge.base.manifest), bundle.version(edge.target.manifest)
-        if (base.manifest.weights, target.manifest.weights) != (edge.base.weights, edge.target.weights):
-            raise FormatError(f"{bundle.root}: the edge and its manifests name different weights")
-        delta = open_data(bundle, edge, target, proven=proven)
-        check_cover(delta, base, target, str(bundle.root))
-        start, goal = (target, base) if reverse else (base, target)
-        return cls(bundle, edge, delta, reverse, start, goal)
-
-    @property
-    def intent(self) -> Intent:
-        """What the journal says of this step."""
-        return Intent(self.edge.sha256, self.reverse, self.start.end, self.goal.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,41 +35,6 @@ class Applied:
     recovered: bool
     weights: str
     content: str
-
-
-def check_chain(steps: Sequence[Step]) -> None:
-    """Raise `BaseMismatch` unless every step starts where the one before it ends, and `InputError` when there is none."""
-    if not steps:
-        raise InputError("no edge was given")
-    for one, two in pairwise(steps):
-        if one.goal.manifest.weights != two.start.manifest.weights:
-            raise BaseMismatch(
-                f"{two.bundle.root}: starts from weights {two.start.manifest.weights[:16]}, the edge before it ends at "
-                f"{one.goal.manifest.weights[:16]}: these edges do not follow each other; nothing was written"
-            )
-
-
-def open_data(bundle: Bundle, edge: Edge, target: Version, *, proven: bool = False) -> Delta:
-    """The edge's records, after the sha256 of every data file was checked, here or (`proven`) by the caller."""
-    paths = [bundle.data_path(data.sha256) for data in edge.data] if proven else bundle.data(edge)
-    delta = Delta.open(paths, target.schema)
-    base = edge.base.weights if edge.base else None
-    for header in delta.headers:
-        if (header.base, header.target) != (base, edge.target.weights):
-            raise FormatError(f"{bundle.root}: a data file was made for another edge")
-    if edge.reversible and not delta.reversible:
-        raise FormatError(f"{bundle.root}: the edge says it is reversible, a record is not")
-    return delta
-
-
-def check_cover(delta: Delta, base: Version, target: Version, what: str) -> None:
-    """Raise `FormatError` unless the records touch exactly the chunks whose digests differ between the two versions."""
-    if base.schema != target.schema:
-        raise FormatError(f"{what}: base and target hold different tensors")
-    touched = np.zeros(base.schema.chunks, bool)
-    touched[base.schema.chunk_starts[delta.segments["tensor"]] + delta.segments["chunk"]] = True
-    if (touched != (base.digests != target.digests).any(axis=1)).any():
-        raise FormatError(f"{what}: the records do not touch the chunks that differ between base and target")
 
 
 def apply(
@@ -153,11 +63,10 @@ def apply_locked(
     workers: Workers,
     *,
     contents: Mapping[str, bytes] | None = None,
-    found: Digests | None = None,
     progress: Progress = silent,
 ) -> Applied:
-    """`apply` for a caller that holds the lock, and may know the digests of the directory as it is (`found`)."""
-    check_chain(steps)
+    """`apply` for a caller that holds the lock."""
+    need_steps(steps)
     target, last = checkpoint.root, steps[-1]
     contents = last.bundle.assets(last.goal) if contents is None else contents
     if checkpoint.schema != steps[0].start.schema:
@@ -168,16 +77,17 @@ def apply_locked(
     if journal is not None:
         at = _recover(checkpoint, journal, steps, workers, contents, progress)
     else:
-        found = digests.of_checkpoint(checkpoint, workers, progress) if found is None else found
+        found = digests.of_checkpoint(checkpoint, workers, progress)
         at = position(checkpoint, found, steps)
     first = at
     while at < len(steps):
         step = steps[at]
         walk = Walk(checkpoint, step.delta, step.reverse, step.start, step.goal)
-        need_room(target, sum(map(len, contents.values())), "the small files")
+        check_assets(target, contents)
         journal = Journal.create(
             target, step.intent, records=len(step.delta), slots=workers.threads, slot_bytes=walk.slot_bytes()
         )
+        mark_changed(checkpoint)
         _finish(walk, 1, journal, workers, progress)
         at += 1
         _complete(checkpoint, steps, at, journal, contents)
@@ -207,6 +117,8 @@ def _recover(
             raise FormatError(
                 f"{journal.path}: was made for {len(journal.done)} records, the edge has {len(step.delta)}"
             )
+        if any(len(slot.room) < walk.slot_bytes() for slot in journal.slots) or not journal.slots:
+            raise FormatError(f"{journal.path}: its slots are too small for this edge; it is not this edge's journal")
         restore(walk, journal)
         _prove_sides(walk, journal, digests.of_checkpoint(checkpoint, workers, progress))
         _finish(walk, want, journal, workers, progress)
@@ -247,7 +159,8 @@ def _prove_sides(walk: Walk, journal: Journal, found: Digests) -> None:
         schema = walk.checkpoint.schema
         raise DigestMismatch(
             f"{walk.checkpoint.root}: after an interrupted apply, {len(wrong)} chunks are on neither side (first in tensor "
-            f"{schema.name(schema.locate(int(wrong[0]))[0])!r}): it was written to since, or lost power; pull it again"
+            f"{schema.name(schema.locate(int(wrong[0]))[0])!r}): it was written to since, or lost power; it cannot be mended in place: "
+            "remove the directory and pull it anew"
         )
 
 
@@ -283,71 +196,3 @@ def _complete(
 def old_assets(steps: Sequence[Step]) -> set[str]:
     """Names of the small files of all versions that a chain passes."""
     return {asset.path for step in steps for asset in step.start.manifest.assets}
-
-
-def put_assets(target: Path, contents: Mapping[str, bytes], old: set[str]) -> None:
-    """Write the small files that differ, and remove those of `old` that `contents` lacks."""
-    own = target / FOLDER
-    for name, data in contents.items():
-        path = target / name
-        if path.is_symlink() or not path.is_file() or path.read_bytes() != data:
-            with writing(own):
-                own.mkdir(exist_ok=True)
-            write_whole(path, data, via=own)
-    for name in old - contents.keys():
-        with writing(target / name):
-            (target / name).unlink(missing_ok=True)
-
-
-def open_target(target: Path) -> Checkpoint:
-    """Map a directory for writing, if that can harm nothing else. Raises `TargetError`.
-
-    Refused: symbolic links (Hub caches link to shared blobs), files with other hard links, anything not a plain file.
-    """
-    if not target.is_dir():
-        raise TargetError(f"{target}: is not a directory; apply changes a checkpoint directory in place")
-    if (target / FOLDER).is_symlink():
-        raise TargetError(f"{target / FOLDER}: is a symbolic link; remove it")
-    checkpoint = Checkpoint.open(target, writable=True)
-    for path, stamp in zip(checkpoint.paths, checkpoint.stamps, strict=True):
-        link = path.lstat()
-        if not stat.S_ISREG(link.st_mode):
-            raise TargetError(
-                f"{path}: is not a plain file (a Hub cache links to shared blobs); use --output for a copy"
-            )
-        if link.st_nlink > 1:
-            raise TargetError(
-                f"{path}: has {link.st_nlink} hard links, another name would change too; use --output for a copy"
-            )
-        if (link.st_dev, link.st_ino) != stamp[:2]:
-            raise TargetError(f"{path}: was replaced while it was opened; run this again")
-    _reserve(checkpoint)
-    return checkpoint
-
-
-def _reserve(checkpoint: Checkpoint) -> None:
-    """Allocate holes of sparse files now: touching one on a full disk (on tmpfs even reading it) kills the process."""
-    for path in checkpoint.paths:
-        size = path.stat()
-        missing = size.st_size - size.st_blocks * 512
-        if missing > 0:
-            need_room(path, missing, "filling the holes of a sparse file")
-            with writing(path, missing), path.open("r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, size.st_size)
-
-
-@contextmanager
-def locked(target: Path) -> Iterator[None]:
-    """Hold the directory against another apply or pull; the lock goes with the process. Raises `TargetBusy`."""
-    try:
-        handle = os.open(target, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as e:
-        raise TargetError(f"{target}: is not a directory that can be opened: {e.strerror}") from e
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            raise TargetBusy(f"{target}: another process is changing it; wait for it, then run this again") from e
-        yield
-    finally:
-        os.close(handle)

@@ -134,7 +134,10 @@ def _non_finite(dtype: str, words: Words, change: Difference) -> int:
         return 0
     mask, infinity = NON_FINITE[dtype]
     if isinstance(change, Sparse):
-        words = words[change.at]
-    elif change.diff is not words:
-        words = words[change.diff != 0]
+        words = words[change.at[change.at % 2 == 1] if dtype == "F64" else change.at]
+    else:
+        changed = np.ones(len(words), bool) if change.diff is words else change.diff != 0
+        if dtype == "F64":
+            changed[::2] = False
+        words = words[changed]
     return int(np.count_nonzero((words & words.dtype.type(mask)) >= infinity))

@@ -133,6 +133,9 @@ class Journal:
             ends = [End(document[end]["weights"], document[end]["manifest"]) for end in ("start", "goal")]
             intent = Intent(document["edge"], document["reverse"], *ends)
             shape = [int(document[key]) for key in ("records", "slots", "slot_bytes")]
+            texts = [intent.edge, *(text for end in ends for text in (end.weights, end.manifest))]
+            if not all(isinstance(text, str) for text in texts) or not isinstance(intent.reverse, bool):
+                raise TypeError("a digest or the direction")
         except (KeyError, TypeError, ValueError) as e:
             raise FormatError(f"{path}: lacks a field or has a wrong one: {e!r}") from e
         if min(shape) < 0 or size < PAGE + _padded(shape[0]) + shape[1] * (HEAD + _padded(shape[2])):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from weightsync.bundle import Bundle, Version, describe
 from weightsync.checkpoint import Checkpoint
-from weightsync.delta.apply import Step, check_chain
 from weightsync.delta.diff import ParentChanged, Scan, write_delta, write_full
 from weightsync.delta.format import SHARD_BYTES
 from weightsync.delta.merge import Hop, write_merged
-from weightsync.delta.writer import DataFile, DeltaWriter
+from weightsync.delta.step import Step, need_steps
+from weightsync.delta.writer import DeltaWriter
 from weightsync.digests import Progress, silent
 from weightsync.errors import SourceChanged
 from weightsync.manifest import Data, Edge, Kind
@@ -61,7 +61,7 @@ def make_delta(
             base, blobs = describe(old, scan.old, model)
             bundle.put_version(base, blobs)
         target = _target(new, scan, bundle, model)
-        files = writer.finish(base=base.manifest.weights, target=target.manifest.weights)
+        files = writer.finish()
     edge = _edge("Delta", base, target, files, scan.changed)
     bundle.put_edge(edge)
     return Made(edge, base, target, scan.records, scan.non_finite)
@@ -81,7 +81,7 @@ def make_full(
         scan = write_full(checkpoint, writer, workers, progress=progress)
         checkpoint.check_unchanged()
         target = _target(checkpoint, scan, bundle, model)
-        files = writer.finish(base=None, target=target.manifest.weights)
+        files = writer.finish()
     edge = _edge("Full", None, target, files, scan.changed)
     bundle.put_edge(edge)
     return Made(edge, None, target, scan.records, scan.non_finite)
@@ -89,11 +89,11 @@ def make_full(
 
 def make_merge(steps: Sequence[Step], bundle: Bundle, workers: Workers, *, shard_bytes: int = SHARD_BYTES) -> Made:
     """Fill `bundle` with one edge that does what the chain `steps` does. Raises `BaseMismatch` when they do not meet."""
-    check_chain(steps)
+    need_steps(steps)
     base, target = steps[0].start, steps[-1].goal
     with DeltaWriter(bundle.data_folder, shard_bytes=shard_bytes) as writer:
         merged = write_merged([Hop(step.delta, step.reverse) for step in steps], base, target, writer, workers)
-        files = writer.finish(base=base.manifest.weights, target=target.manifest.weights)
+        files = writer.finish()
     for version, source in ((base, steps[0].bundle), (target, steps[-1].bundle)):
         bundle.put_version(version, {sha256: source.blob(sha256) for sha256 in version.manifest.blobs})
     edge = _edge("Merge", base, target, files, merged.changed)
@@ -107,12 +107,12 @@ def _target(checkpoint: Checkpoint, scan: Scan, bundle: Bundle, model: str) -> V
     return version
 
 
-def _edge(kind: Kind, base: Version | None, target: Version, files: Sequence[DataFile], changed: int) -> Edge:
+def _edge(kind: Kind, base: Version | None, target: Version, files: Sequence[Data], changed: int) -> Edge:
     return Edge(
         kind=kind,
         base=base.end if base else None,
         target=target.end,
-        data=tuple(Data(file.sha256, file.bytes) for file in files),
+        data=tuple(files),
         changed=changed,
         reversible=base is not None,
     )

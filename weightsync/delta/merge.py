@@ -51,7 +51,7 @@ def write_merged(hops: Sequence[Hop], base: Version, target: Version, writer: De
     if base.schema != target.schema:
         raise SchemaMismatch("the first and the last version hold different tensors; only a Full edge leads there")
     for hop in hops:
-        if hop.delta.headers and hop.delta.headers[0].base is None:
+        if hop.delta.full:
             raise Unsupported("a Full edge cannot be merged: it starts from nothing")
         if hop.reverse and not hop.delta.reversible:
             raise Unsupported("an edge that is not reversible cannot be walked backwards")
@@ -122,7 +122,16 @@ class _Sum:
 def _by_chunk(found: Iterable[tuple[int, Difference]], schema: Schema) -> Iterator[_Sum]:
     for index, same in groupby(found, key=lambda entry: entry[0]):
         tensor, chunk = schema.locate(index)
-        yield _Sum(index, tensor, chunk, int(schema.words[tensor]), [change for _, change in same])
+        changes = [change for _, change in same]
+        widths = {width_of(change) for change in changes}
+        if len(widths) > 1:
+            raise Unsupported(f"tensor {schema.name(tensor)!r}: the deltas see words of different sizes; diff the ends")
+        yield _Sum(index, tensor, chunk, widths.pop(), changes)
+
+
+def width_of(change: Difference) -> int:
+    """Bytes of a word."""
+    return change.diff.dtype.itemsize
 
 
 def _add(work: _Sum) -> tuple[int, Piece | None]:

@@ -118,10 +118,11 @@ def _prove(checkpoint: Checkpoint, index: int, side: Version) -> None:
 
 def _parts(walk: Walk, record: int, change: Difference) -> Iterator[tuple[Words, Difference]]:
     span = walk.delta.span(record)
+    width = int(walk.delta.records["width"][record])
     segments = walk.delta.segments[span]
     for segment, part in zip(segments, split(change, walk.delta.lengths[span]), strict=True):
         if part is not None:
-            yield walk.checkpoint.words(int(segment["tensor"]), int(segment["chunk"])), part
+            yield walk.checkpoint.words(int(segment["tensor"]), int(segment["chunk"]), width), part
 
 
 def _take(parts: list[tuple[Words, Difference]], slot: Slot) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weightsync.codec import Difference, Mode, decode, largest, largest_raw, reversible
+from weightsync.codec.modes import GROUP_SEGMENTS
 from weightsync.delta.format import HEADER_BYTES, RECORD, SEGMENT, Header
 from weightsync.errors import FormatError, Unsupported
 from weightsync.schema import CHUNK_BYTES, Schema
@@ -35,10 +36,11 @@ class Delta:
     segments: npt.NDArray[np.void]
     lengths: npt.NDArray[np.int64]
     shards: npt.NDArray[np.int64]
+    full: bool
 
     @classmethod
-    def open(cls, paths: Sequence[Path], schema: Schema) -> Delta:
-        """Map and check the data files of one edge. Raises `FormatError` or `Unsupported`."""
+    def open(cls, paths: Sequence[Path], schema: Schema, *, full: bool = False) -> Delta:
+        """Map and check the data files of one edge, a Full one or not. Raises `FormatError` or `Unsupported`."""
         headers: list[Header] = []
         maps: list[memoryview] = []
         tables: list[tuple[npt.NDArray[np.void], npt.NDArray[np.void]]] = []
@@ -49,8 +51,6 @@ class Delta:
                 raise FormatError(f"{path}: has {len(view)} bytes, its header says {header.file_bytes}")
             if header.shard != i:
                 raise FormatError(f"{path}: is data file {header.shard}, expected {i}")
-            if headers and (header.base, header.target) != (headers[0].base, headers[0].target):
-                raise FormatError(f"{path}: belongs to another edge than {paths[0]}")
             headers.append(header)
             maps.append(view[HEADER_BYTES:])
             tables.append(_tables(view[HEADER_BYTES:], header, str(path)))
@@ -60,8 +60,8 @@ class Delta:
         starts = np.cumsum([0] + [len(t[1]) for t in tables[:-1]]) if tables else np.zeros(0, np.int64)
         records["first"] += starts[shards].astype(np.uint32)
         what = str(paths[0]) if paths else "an edge without data"
-        lengths = _check(records, segments, schema, what, full=bool(headers) and headers[0].base is None)
-        return cls(tuple(paths), tuple(headers), tuple(maps), records, segments, lengths, shards)
+        lengths = _check(records, segments, schema, what, full=full)
+        return cls(tuple(paths), tuple(headers), tuple(maps), records, segments, lengths, shards, full)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -139,15 +139,21 @@ def _check(
     if (~np.isin(records["mode"], known)).any():
         raise FormatError(f"{what}: a record has an unknown mode")
     if ((records["mode"] == Mode.FULL) != full).any():
-        raise FormatError(f"{what}: records with a base and records without one are mixed, or the header denies them")
+        kind = "with a base in a Full edge" if full else "without a base in an edge that has one"
+        raise FormatError(f"{what}: holds a record {kind}")
     if records["flags"].any() or records["reserved"].any():
         raise FormatError(f"{what}: reserved fields of a record are not zero")
     counts = records["segments"].astype(np.int64)
     if (counts == 0).any():
         raise FormatError(f"{what}: a record has no segments")
-    if (schema.words[tensors] != np.repeat(records["width"], counts)).any():
-        raise FormatError(f"{what}: a record's word size is not that of its tensors")
-    lengths = schema.chunk_lengths(tensors, chunks) // schema.words[tensors]
+    if (counts > GROUP_SEGMENTS).any():
+        raise FormatError(f"{what}: a record has more than {GROUP_SEGMENTS} segments")
+    # a writer that knows the type chooses the width; a reader need not know the type
+    widths = np.repeat(records["width"].astype(np.int64), counts)
+    nbytes = schema.chunk_lengths(tensors, chunks)
+    if not np.isin(widths, (1, 2, 4)).all() or (nbytes % widths).any():
+        raise FormatError(f"{what}: a record's word size is not 1, 2 or 4, or does not divide its chunks")
+    lengths: npt.NDArray[np.int64] = nbytes // widths
     if len(records):
         totals = np.add.reduceat(lengths, np.cumsum(counts) - counts)
         if (records["n"] != totals).any():

@@ -31,7 +31,10 @@ def open_store(url: str, *, token: str | None = None, endpoint: str | None = Non
             raise InputError(f"{url!r} is not a bucket: {_FORMS}")
         return HubStore("/".join(parts[1:3]), "/".join(parts[3:]), token=token, endpoint=endpoint)
     if url.startswith("file:"):
-        address = urlsplit(url)
+        try:
+            address = urlsplit(url)
+        except ValueError as error:
+            raise InputError(f"{url!r} is not a local directory: {_FORMS}") from error
         if (
             address.netloc not in ("", "localhost")
             or not address.path.startswith("/")

@@ -61,6 +61,13 @@ def check_name(name: str, what: str = "model") -> str:
     )
 
 
+def check_version(name: str) -> str:
+    """`name` itself when it can name a version, else `InputError`; 64 hex digits would be taken for a manifest."""
+    if _HEX64.fullmatch(name):
+        raise InputError(f"{name!r} cannot name a version: it looks like a sha256; choose another name")
+    return check_name(name, "version")
+
+
 def check_path(path: str) -> str:
     """`path` itself when every store can hold an object of that name below its own root, else `InputError`.
 
@@ -133,8 +140,13 @@ def edge_path(model: str, target: str, base: str | None, bytes: int, sha256: str
     """
     if not 0 <= bytes < _BYTES_LIMIT:
         raise InputError(f"an edge cannot carry {bytes} bytes: the count must be from 0 to 2^53 - 1")
-    source = "full" if base is None else _digest(base)[:16]
-    return f"{check_name(model)}/edges/{_digest(target)[:16]}.{source}.{bytes}.{_digest(sha256)}.json"
+    name = EdgeName(_digest(target)[:16], None if base is None else _digest(base)[:16], bytes, _digest(sha256))
+    return listed_edge_path(model, name)
+
+
+def listed_edge_path(model: str, name: EdgeName) -> str:
+    """Path of an edge from what a listing said of it, the inverse of `parse_edge_path`."""
+    return f"{check_name(model)}/edges/{name.target16}.{name.base16 or 'full'}.{name.bytes}.{name.sha256}.json"
 
 
 def parse_edge_path(path: str) -> EdgeName | None:
