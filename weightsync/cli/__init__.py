@@ -8,6 +8,7 @@ again; 69 the store did not answer as it must, try later; 70 a bug; 74 this mach
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import resource
@@ -31,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. A user's mistake gives one line on stderr, never a traceback."""
     arguments = parser().parse_args(argv)
     _allow_open_files()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape")  # file names are bytes, and are printed as such
     try:
         from weightsync.cli import commands  # the heavy imports come after --help
 

@@ -1,6 +1,6 @@
 """Which of the codings of a record is used, decided from counts alone.
 
-No trial compression: the crossovers were measured once on real training steps (docs/format.md has the table), and
+No trial compression: the crossovers were measured once on real training steps (docs/format.md names them), and
 integer arithmetic makes every implementation and every number of threads decide alike.
 """
 
