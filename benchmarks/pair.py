@@ -29,10 +29,10 @@ from weightsync import digests
 from weightsync.bundle import Bundle
 from weightsync.checkpoint import Checkpoint
 from weightsync.delta.apply import apply
-from weightsync.delta.step import Step
 from weightsync.delta.build import copy_and_apply
 from weightsync.delta.make import make_delta
 from weightsync.delta.patch import Walk, drive
+from weightsync.delta.step import Step
 from weightsync.parallel import Workers
 from weightsync.publish import Parent, publish
 from weightsync.pull import pull
@@ -159,7 +159,11 @@ def run(old_path: Path, new_path: Path, folder: Path, threads: int, runs: int) -
         one, two = (np.frombuffer(side.maps[i], np.uint16, (stop - start) // 2, start) for side in (old, new))
         mask = np.empty(1 << 18, bool)
         return sum(
-            int(np.count_nonzero(np.not_equal(one[at : at + len(mask)], two[at : at + len(mask)], out=mask[: len(one) - at])))
+            int(
+                np.count_nonzero(
+                    np.not_equal(one[at : at + len(mask)], two[at : at + len(mask)], out=mask[: len(one) - at])
+                )
+            )
             for at in range(0, len(one), len(mask))
         )
 

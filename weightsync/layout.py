@@ -186,11 +186,13 @@ def is_index_file(name: str) -> bool:
 def parse_index(data: bytes, what: str) -> dict[str, str]:
     """Which file an index says each tensor is in, by the tensor's name. Raises `CheckpointError`."""
     try:
-        place = dict(json.loads(data.decode())["weight_map"])
+        place = json.loads(data.decode())["weight_map"]
         names: Sequence[Any] = sorted(set(place.values()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise CheckpointError(f"{what}: byte 0: not a safetensors index: no object `weight_map` of file names") from e
     for name in names:
         if not isinstance(name, str) or not is_weight_file(name):
             raise CheckpointError(f"{what}: names {name!r}, which is not a safetensors file beside it")
-    return place
+    if not names:
+        raise CheckpointError(f"{what}: names no file")
+    return dict(place)

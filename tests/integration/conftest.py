@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from bucketserver.client import BucketServer
 from integration.stores import TOKEN, fresh_client, hub_backend
-
 from weightsync.store import Store
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import worlds
-from bucketserver.client import BucketServer
-from integration.stores import TOKEN, fresh_client
 from worlds import MODEL, Tree, World, tree
 
+from bucketserver.client import BucketServer
+from integration.stores import TOKEN, fresh_client
 from weightsync.bundle import Bundle
 from weightsync.delta.make import make_merge
 from weightsync.manifest import Edge, Manifest

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from bucketserver.client import BucketServer
 
+from bucketserver.client import BucketServer
 from weightsync.store import Download, HubStore, Store, VolumeStore
 
 TOKEN = "hf_alice"

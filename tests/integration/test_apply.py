@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import worlds
-from integration.stores import small_disk
 from worlds import World, outcome, reset, stamps, tree, unlike
 
+from integration.stores import small_disk
 from weightsync.delta.apply import Applied, apply
 from weightsync.delta.build import copy_and_apply
 from weightsync.delta.step import Step

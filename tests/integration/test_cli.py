@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import worlds
-from integration.stores import small_disk
 from worlds import Child, World, reset, tree, unlike
 
+from integration.stores import small_disk
 from weightsync.cli import commands, main
 from weightsync.delta.target import locked
 

@@ -16,10 +16,10 @@ from typing import TypeAlias
 
 import pytest
 import worlds
-from bucketserver.client import BucketServer
-from integration.stores import TOKEN
 from worlds import World, outcome, reset, stamps, tree, unlike
 
+from bucketserver.client import BucketServer
+from integration.stores import TOKEN
 from weightsync import __version__
 from weightsync.cli import main
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import worlds
-from bucketserver.client import BucketServer
-from integration.places import KINDS, Place, clean, new_store, serving
 from worlds import MODEL, World, reset, stamps, tree, unlike
 
+from bucketserver.client import BucketServer
+from integration.places import KINDS, Place, clean, new_store, serving
 from weightsync.errors import NoPath
 from weightsync.store import VolumeStore
 
@@ -54,12 +54,11 @@ def dest(tiny: World) -> Path:
 # ---- pulling
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_fresh_pull_is_bit_identical(place: Place, dest: Path, threads: int) -> None:
-    """Every version, pulled into nothing, is its source's directory file for file."""
+def test_fresh_pull_is_bit_identical(place: Place, dest: Path) -> None:
+    """Every version, pulled into nothing by one thread or two, is its source's directory file for file."""
     expected = [*place.world.trees, tree(place.world.sibling)]
-    for version, content in zip(place.published, expected, strict=True):
-        done = place.pull(version, dest, threads=threads)
+    for i, (version, content) in enumerate(zip(place.published, expected, strict=True)):
+        done = place.pull(version, dest, threads=1 + i % 2)
         assert clean(dest, content) == []
         assert done.weights == place.published[version].weights
         assert done.content == place.published[version].content

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import worlds
+from worlds import MODEL, World, outcome, reset, stamps, tree, unlike
+
 from bucketserver.client import BucketServer
 from integration.places import KINDS, OLD_TOKEN, Place, clean, new_store, serving
 from integration.stores import TOKEN, small_disk
-from worlds import MODEL, World, outcome, reset, stamps, tree, unlike
-
 from weightsync.assets import Asset
 from weightsync.errors import (
     FormatError,
@@ -78,8 +78,9 @@ def own(folder: Path) -> worlds.Tree:
 # ---- objects that are damaged or gone
 
 
-@pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
-@pytest.mark.parametrize("part", ["data", "edge"])
+@pytest.mark.parametrize(
+    ("part", "how"), [("data", "flipped"), ("data", "cut"), ("data", "gone"), ("edge", "flipped"), ("edge", "cut")]
+)
 def test_row_damaged_delta_in_the_store(place: Place, dest: Path, how: str, part: str) -> None:
     """A cheap edge that is damaged or incomplete is left out by name and reason; the next path leads there."""
     edge, items = place.merged(0, 3)
@@ -91,7 +92,7 @@ def test_row_damaged_delta_in_the_store(place: Place, dest: Path, how: str, part
         with place.spoiled(path, how):
             done = place.pull("v3", dest)
     assert [hop[:6] for hop in done.hops] == ["+Delta"] * 3
-    assert (part, how) == ("edge", "gone") or list(done.left_out) == [edge.sha256]
+    assert list(done.left_out) == [edge.sha256]
     assert all(path in words for words in done.left_out.values())
     assert clean(dest, place.world.trees[3]) == []
 
@@ -110,8 +111,16 @@ def test_row_damaged_full_copy_in_the_store(place: Place, dest: Path) -> None:
     assert clean(dest, place.world.trees[3]) == []
 
 
-@pytest.mark.parametrize(("version", "part"), [("v2", "data"), ("v2", "manifest"), ("v2", "edge"), ("v1", "manifest")])
-@pytest.mark.parametrize("how", ["flipped", "gone"])
+@pytest.mark.parametrize(
+    ("version", "part", "how"),
+    [
+        ("v2", "data", "flipped"),
+        ("v2", "data", "gone"),
+        ("v2", "edge", "gone"),
+        ("v2", "manifest", "flipped"),
+        ("v1", "manifest", "gone"),
+    ],
+)
 def test_no_path_left(place: Place, dest: Path, version: str, part: str, how: str) -> None:
     """When every path is broken the error says what was left out and why, and not a byte of the directory changed."""
     before = stamps(dest)
@@ -171,39 +180,39 @@ def hostile(place: Place, version: str, **fields: Any) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     "path", ["../evil.json", "/tmp/evil.json", "sub/evil.json", ".evil.json", "evil.so", "evil\n.json"]
 )
-def test_row_no_path_leaves_the_directory(place: Place, dest: Path, path: str) -> None:
+def test_row_no_path_leaves_the_directory(local: Place, dest: Path, path: str) -> None:
     """A manifest whose small file would land elsewhere, or under a name that is no small file's, is refused."""
     blob = b"evil"
     asset = Asset(path, len(blob), worlds.sha256(blob))
-    items = hostile(place, "evil", assets=(asset,)) | {names.blob_path(MODEL, asset.sha256): blob}
+    items = hostile(local, "evil", assets=(asset,)) | {names.blob_path(MODEL, asset.sha256): blob}
     before = {entry.name for entry in dest.parent.iterdir()}
-    with place.extra(items):
+    with local.extra(items):
         for folder in (dest, dest.parent / "fresh"):
             with pytest.raises(FormatError, match="asset entry is refused"):
-                place.pull("evil", folder)
+                local.pull("evil", folder)
     assert {entry.name for entry in dest.parent.iterdir()} - before <= {".fresh.building"}
-    assert unlike(own(dest), place.world.trees[0]) == []
+    assert unlike(own(dest), local.world.trees[0]) == []
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/tmp/x.safetensors", "a/b.safetensors", "x.json"])
-def test_row_no_weight_file_leaves_the_directory(place: Place, dest: Path, name: str) -> None:
+def test_row_no_weight_file_leaves_the_directory(local: Place, dest: Path, name: str) -> None:
     """A layout that would put weights elsewhere is refused."""
-    good = Manifest.unpack(place.store.read(names.manifest_path(MODEL, place.published["v0"].manifest)))
-    layout = place.store.read(names.blob_path(MODEL, good.layout)).replace(SECOND.encode(), name.encode())
-    items = hostile(place, "evil", layout=worlds.sha256(layout)) | {
+    good = Manifest.unpack(local.store.read(names.manifest_path(MODEL, local.published["v0"].manifest)))
+    layout = local.store.read(names.blob_path(MODEL, good.layout)).replace(SECOND.encode(), name.encode())
+    items = hostile(local, "evil", layout=worlds.sha256(layout)) | {
         names.blob_path(MODEL, worlds.sha256(layout)): layout
     }
     shutil.rmtree(dest)
-    with place.extra(items), pytest.raises(FormatError, match="layout"):
-        place.pull("evil", dest)
+    with local.extra(items), pytest.raises(FormatError, match="layout"):
+        local.pull("evil", dest)
     assert not dest.exists()
 
 
-def test_manifest_of_the_future(place: Place, dest: Path) -> None:
+def test_manifest_of_the_future(local: Place, dest: Path) -> None:
     """A version that requires an unknown feature is said to need a newer program."""
-    with place.extra(hostile(place, "future", requires=("later",))), pytest.raises(Unsupported, match=r"later.*newer"):
-        place.pull("future", dest)
-    assert unlike(own(dest), place.world.trees[0]) == []
+    with local.extra(hostile(local, "future", requires=("later",))), pytest.raises(Unsupported, match=r"later.*newer"):
+        local.pull("future", dest)
+    assert unlike(own(dest), local.world.trees[0]) == []
 
 
 # ---- stores that do not answer as they must

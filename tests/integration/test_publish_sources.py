@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import worlds
-from integration.places import Place, clean
 from worlds import MODEL, World, outcome, reset, tree
 
+from integration.places import Place, clean
 from weightsync import publish as publishing
 from weightsync.delta import diff
 from weightsync.errors import CheckpointError, InputError, SourceChanged, StoreConflict, StoreNotFound

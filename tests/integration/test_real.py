@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import worlds
-from bucketserver.client import BucketServer
-from integration.places import KINDS, Place, new_store, serving
 from worlds import World
 
+from bucketserver.client import BucketServer
+from integration.places import KINDS, Place, new_store, serving
 from weightsync.bundle import Bundle
 from weightsync.checkpoint import Checkpoint
 from weightsync.delta.apply import apply

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from integration.stores import Backend, fresh_client, hub_backend, names_in, volume_backend, wanted
 
+from integration.stores import Backend, fresh_client, hub_backend, names_in, volume_backend, wanted
 from weightsync.errors import InputError, StoreConflict, StoreCorrupt, StoreNotFound, TargetError
 from weightsync.store import Download, Store
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from bucketserver.client import BucketServer
 from integration.stores import TOKEN, count, hub_backend, small_disk, untouched, wanted
-
 from weightsync.errors import NoSpace, StoreDenied, StoreError, StoreUnavailable
 from weightsync.store import HubStore, Store, files
 from weightsync.store.hub_errors import Asked, translate

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from bucketserver.client import BucketServer
 from integration.stores import TOKEN, count, untouched, wanted
-
 from weightsync.errors import StoreConflict, StoreCorrupt, StoreDenied, StoreNotFound, StoreUnavailable
 from weightsync.store import HubStore, Store
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration.stores import names_in, small_disk, volume_backend, wanted
 
+from integration.stores import names_in, small_disk, volume_backend, wanted
 from weightsync.errors import (
     NoSpace,
     StoreConflict,

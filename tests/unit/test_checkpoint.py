@@ -112,10 +112,13 @@ def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_holds_no_weights_is_refused(tmp_path: Path) -> None:
-    """An empty directory, a missing path and a directory in a file's place."""
+    """An empty directory, a missing path, and a directory or a pipe in a file's place."""
     assert "holds no safetensors file" in refusal(tmp_path)
     assert "nowhere" in refusal(tmp_path / "nowhere")
     (tmp_path / "x.safetensors").mkdir()
+    assert "x.safetensors" in refusal(tmp_path)
+    (tmp_path / "x.safetensors").rmdir()
+    os.mkfifo(tmp_path / "x.safetensors")
     assert "x.safetensors" in refusal(tmp_path)
 
 
@@ -134,6 +137,10 @@ def test_what_holds_no_weights_is_refused(tmp_path: Path) -> None:
         {"a": None},
         {"a": ["one.safetensors"]},
         ["one.safetensors"],
+        [["a", "one.safetensors"]],
+        {},
+        {"a": "two.safetensors"},
+        {"x": "one.safetensors"},
         5,
         "no JSON",
         "[]",
@@ -144,8 +151,8 @@ def test_what_holds_no_weights_is_refused(tmp_path: Path) -> None:
     ids=lambda index: str(index)[:40],
 )
 def test_a_bad_index_is_refused(tmp_path: Path, index: Any) -> None:
-    """What it names must be plain names of files beside it that are there; the index file is in the message."""
-    path = folder(tmp_path / "c", {"one.safetensors": ONE, ".hidden.safetensors": ONE}, index)
+    """It must name plain files beside it that are there and hold the tensors it says; the index is in the message."""
+    path = folder(tmp_path / "c", {"one.safetensors": ONE, "two.safetensors": TWO, ".hidden.safetensors": ONE}, index)
     assert str(path / INDEX) in refusal(path)
 
 

@@ -90,8 +90,7 @@ def test_records_lead_from_old_to_new_and_back(tmp_path: Path, size: int) -> Non
         found, of = make.opened(tmp_path / "d", made), made.target.schema
         assert make.walked(found, of, old) == make.only_bytes(new)
         assert make.walked(found, of, new, reverse=True) == make.only_bytes(old)
-    assert found.reversible
-    assert made.edge.reversible
+    assert found.reversible is made.edge.reversible is True
     assert made.edge.changed == sum(part.k for _, part in make.decoded(found))
     assert [place for place, _ in make.decoded(found)] == sorted(place for place, _ in make.decoded(found))
 
@@ -106,7 +105,6 @@ def test_full_edges_come_back(tmp_path: Path) -> None:
             made = make.full(path, tmp_path / f"f{size}")
             found = make.opened(tmp_path / f"f{size}", made)
             assert make.walked(found, made.target.schema, zeros) == make.only_bytes(tensors)
-        assert made.edge.base is None
         assert not found.reversible
         assert made.edge.changed == made.target.schema.total_words
 
@@ -178,7 +176,6 @@ def test_small_shards(tmp_path: Path, threads: int) -> None:
     tight = make.delta(a, b, tmp_path / "tight", shard_bytes=one.edge.size - 1)
     assert max(file.bytes for file in tight.edge.data) < one.edge.size
     found = make.opened(tmp_path / "many", made)
-    assert [header.shard for header in found.headers] == list(range(len(made.edge.data)))
     whole = make.decoded(make.opened(tmp_path / "one", one))
     assert all(make.same(x, y) for (_, x), (_, y) in zip(make.decoded(found), whole, strict=True))
     assert make.walked(found, made.target.schema, old) == make.only_bytes(new)
@@ -307,7 +304,6 @@ def test_every_field_is_checked(good: make.Valid, table: str) -> None:
     """Any number of a table set to 0, 1, its largest or a neighbour is refused, or says the same as before."""
     header, payload, records, segments = good.parts()
     assert outcome(good, good.bytes) is not None
-    tried = 0
     for get, put, most in make.fields(records if table == "directory" else segments):
         was = get()
         for value in {0, 1, most, max(was, 1) - 1, min(was, most - 8) + 1, min(was, most - 8) + 8} - {was}:
@@ -315,18 +311,23 @@ def test_every_field_is_checked(good: make.Valid, table: str) -> None:
             found = outcome(good, header.pack() + payload + records.tobytes() + segments.tobytes())
             pairs = zip(good.changes if found is None else found, good.changes, strict=True)
             assert all(a == b and make.same(x, y) for (a, x), (b, y) in pairs)
-            tried += 1
         put(was)
-    assert tried > 4 * len(segments)
+
+
+@pytest.mark.parametrize("name", ["flags", "reserved"])
+def test_reserved_fields_are_zero(good: make.Valid, name: str) -> None:
+    """What a later version may give a meaning is not overlooked."""
+    header, payload, records, segments = good.parts()
+    records[name][-1] = 1
+    assert outcome(good, header.pack() + payload + records.tobytes() + segments.tobytes()) is None
 
 
 def test_any_other_length_is_refused(good: make.Valid) -> None:
     """A file cut anywhere or longer by a byte, an empty one and a missing one."""
     data = good.bytes
     assert len(data) > 2000
-    cuts = {0, 7, 8, 1023, 1024, 1025, *range(0, len(data), 17), *range(len(data) - 100, len(data))}
-    for other in (*(data[:length] for length in cuts), data + b"\0", data + data):
-        assert outcome(good, other) is None
+    cuts = {7, 8, 1023, 1024, 1025, *range(0, len(data), 17), *range(len(data) - 100, len(data))}
+    assert not any(outcome(good, other) for other in (*(data[:cut] for cut in cuts), data + b"\0", data + data))
     with pytest.raises(FormatError, match="nowhere"):
         Delta.open([good.path.with_name("nowhere")], good.schema)
 
@@ -350,8 +351,7 @@ def test_hostile_headers_are_refused(good: make.Valid, data: st.DataObject) -> N
     """Only the very form that is written is taken, whatever JSON the header holds: of right types, with right spans."""
     header = json.loads(good.bytes[8:HEADER_BYTES])
     inner = data.draw(st.sampled_from([header, *header.values(), header["payload"]["data_offsets"]]))
-    value = data.draw(ANYTHING)
-    inner[data.draw(st.sampled_from([*inner, "x"] if isinstance(inner, dict) else [0, 1]))] = value
+    inner[data.draw(st.sampled_from([*inner, "x"] if isinstance(inner, dict) else [0, 1]))] = data.draw(ANYTHING)
     text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
     with suppress(FormatError, Unsupported):
         found = Header.unpack(good.bytes[:8] + text.ljust(1016), "x")
@@ -371,17 +371,22 @@ def test_unknown_features_are_unsupported(good: make.Valid) -> None:
             good.open()
 
 
-def test_records_larger_than_any_that_is_written_are_refused(tmp_path: Path) -> None:
-    """Grouping bounds a record's words and changes, so a reader need not believe in larger ones."""
-    with make.chunks_of(64):
-        of = Schema.build([("a", "U8", [6400], 6400)])
-        for words, fits in ((4096 + 64, True), (4096 + 128, False)):
-            record = encode(Mode.PLANES, 1, [Dense(np.ones(words, np.uint8), words)])
-            with DeltaWriter(tmp_path) as writer:
-                writer.add(record, [(0, chunk) for chunk in range(words // 64)])
-                (file,) = writer.finish()
-            with nullcontext() if fits else pytest.raises(FormatError, match="larger than any"):
-                Delta.open([tmp_path / f"{file.sha256}.safetensors"], of).decode(0)
+@pytest.mark.parametrize(
+    ("segments", "message"),
+    [
+        ([(0, chunk) for chunk in range(65)], None), ([(0, chunk) for chunk in range(66)], "larger than any"),
+        ([(0, 0), (0, 0)], "ascending"), ([(0, 1), (0, 0)], "ascending"), ([(1, 0), (0, 0)], "ascending"),
+        ([(0, 100)], "beyond its tensor"), ([(2, 0)], "names tensor 2"), ([], "no segments"),
+    ],
+)  # fmt: skip
+def test_impossible_segments_are_refused(tmp_path: Path, segments: list[tuple[int, int]], message: str | None) -> None:
+    """Segments ascend, exist, and are no more than grouping puts into one record, which bounds a reader's memory."""
+    n = 64 * max(len(segments), 1)
+    with make.chunks_of(64), DeltaWriter(tmp_path) as writer:
+        writer.add(encode(Mode.PLANES, 1, [Dense(np.ones(n, np.uint8), n)]), segments)
+        path = tmp_path / f"{writer.finish()[0].sha256}.safetensors"
+        with pytest.raises(FormatError, match=message) if message else nullcontext():
+            Delta.open([path], Schema.build([("a", "U8", [6400], 6400), ("b", "U8", [64], 64)])).decode(0)
 
 
 def test_other_tensors_do_not_fit(good: make.Valid) -> None:

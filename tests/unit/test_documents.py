@@ -148,23 +148,14 @@ EDGE = Edge("Delta", End(H[0], H[1]), End(H[2], H[3]), (Data(H[4], 5000), Data(H
 
 
 @ROUNDS
-@given(MANIFESTS)
-def test_manifests_come_back(manifest: Manifest) -> None:
-    """`pack` and `unpack` are inverse, also with keys that this version does not know."""
-    data = manifest.pack()
-    assert Manifest.unpack(data) == manifest
-    assert Manifest.unpack(json.dumps({**json.loads(data), "later": [{"x": 1}], "requires_": "y"}).encode()) == manifest
-
-
-@ROUNDS
-@given(EDGES)
-def test_edges_come_back(edge: Edge) -> None:
-    """`pack` and `unpack` are inverse, unknown keys are ignored and unknown words in `requires` are kept."""
-    data = edge.pack()
-    assert Edge.unpack(data) == edge
-    assert Edge.unpack(json.dumps({**json.loads(data), "later": None}).encode()) == edge
-    assert edge.sha256 == hashlib.sha256(data).hexdigest()
-    assert edge.size == sum(file.bytes for file in edge.data)
+@given(MANIFESTS | EDGES)
+def test_manifests_and_edges_come_back(document: Manifest | Edge) -> None:
+    """`pack` and `unpack` are inverse; one with unknown keys is the same, but keeps the bytes and the name it came with."""
+    data = document.pack()
+    for text in (data, json.dumps({**json.loads(data), "later": [{"x": None}]}).encode()):
+        found = type(document).unpack(text)
+        assert (found, found.pack(), found.sha256) == (document, text, hashlib.sha256(text).hexdigest())
+        assert isinstance(found, Manifest) or found.size == sum(file.bytes for file in found.data)
 
 
 def test_unknown_features() -> None:
@@ -273,7 +264,7 @@ def test_endless_nesting_is_refused(kind: str, inner: str) -> None:
     ("key", "value"),
     [
         ("path", "../a.json"), ("path", "a/b.json"), ("path", ".a.json"), ("path", "a.py"), ("path", "model.safetensors"),
-        ("path", layout.INDEX), ("path", "a\x1b[2J.json"), ("path", "a\u202e.json"), ("path", ""), ("path", "x" * 251 + ".json"),
+        ("path", layout.INDEX), ("path", "a\x1b[2J.json"), ("path", "a\x7f.json"), ("path", ""), ("path", "x" * 251 + ".json"),
         ("path", 5), ("path", ["a.json"]), ("bytes", -1), ("bytes", True), ("bytes", "2"), ("bytes", (64 << 20) + 1), ("bytes", None),
         ("sha256", 5), ("sha256", None), ("sha256", ["0" * 64]), ("sha256", "0" * 63), ("sha256", "A" * 64), ("sha256", "0" * 64 + "\n"),
     ],
@@ -368,7 +359,7 @@ def test_the_weights_digest_is_what_is_documented(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     ["../a.safetensors", "/a.safetensors", "d/a.safetensors", ".a.safetensors", "", ".", "..", "a", "a.safetensors/", "a\0.safetensors",
-     "a\n.safetensors", "a\x1b.safetensors", "a\u202e.safetensors", "é" * 128 + ".safetensors", "a.safetensors.index.json", 5, None],
+     "a\n.safetensors", "a\x1b.safetensors", "a\x7f.safetensors", "é" * 128 + ".safetensors", "a.safetensors.index.json", 5, None],
     ids=ascii,
 )  # fmt: skip
 def test_hostile_layout_names_are_refused(name: Any) -> None:
