@@ -12,7 +12,7 @@ PYTHONS := python3.13 python3.12 python3.11 python3
 PYTHON_CHECK := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format requirements clean
+.PHONY: help setup binaries cluster test lint format requirements clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' Makefile
@@ -37,7 +37,13 @@ setup: ## Create .venv with the locked dependencies and weightsync itself, edita
 	$(PIP) install --no-deps --no-build-isolation -e .; \
 	echo "$$key" > $(STAMP)
 
-test: setup ## Run the tests
+binaries: setup ## Find, download or build etcd and Kubernetes for the development cluster
+	@$(BIN)/python -m devcluster binaries >/dev/null
+
+cluster: setup ## Run a Kubernetes cluster on this machine until Ctrl-C; prints a KUBECONFIG
+	@$(BIN)/python -m devcluster up
+
+test: setup binaries ## Run the tests
 	@set -eu; echo "test: pytest"; $(BIN)/python -m pytest -q -n 2
 
 lint: setup ## Check style, formatting, types and import layers
