@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+
 from devcluster.node.environment import Missing, command, environment, expand, references
 from devcluster.node.fields import Facts, UnknownField, field_value, resource_value
 from devcluster.node.images import Image, find
@@ -43,7 +44,15 @@ def lookup(kind: str, name: str) -> dict[str, Any] | None:
     return OBJECTS.get((kind, name))
 
 
-QUANTITIES = {"1": 1, "250m": Fraction(1, 4), "1Ki": 1024, "1.5Gi": 1.5 * 2**30, "1e3": 1000, "2E": 2 * 10**18, ".5": Fraction(1, 2)}
+QUANTITIES = {
+    "1": 1,
+    "250m": Fraction(1, 4),
+    "1Ki": 1024,
+    "1.5Gi": 1.5 * 2**30,
+    "1e3": 1000,
+    "2E": 2 * 10**18,
+    ".5": Fraction(1, 2),
+}
 
 
 @pytest.mark.parametrize(("text", "value"), QUANTITIES.items())

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from devcluster.node import states
 from devcluster.node.backoff import BackoffRule
 from devcluster.node.ending import Cause, Ending, ending
@@ -62,7 +63,11 @@ STARTS = {
     "nothing starts while an init container runs": (TWO_INITS, {"init_a": "up"}, ()),
     "the next init container follows a success": (TWO_INITS, {"init_a": "exit0"}, ("init-b",)),
     "a failed init container starts again": (TWO_INITS, {"init_a": "exit1"}, ("init-a",)),
-    "the main container follows the last init container": (TWO_INITS, {"init_a": "exit0", "init_b": "exit0"}, ("main",)),
+    "the main container follows the last init container": (
+        TWO_INITS,
+        {"init_a": "exit0", "init_b": "exit0"},
+        ("main",),
+    ),
     "a sidecar starts after the init container before it": (GATED, {"init_a": "exit0"}, ("side",)),
     "a sidecar that runs but has not started holds the rest": (GATED, {"init_a": "exit0", "side": "running"}, ()),
     "a sidecar that has started lets the rest go": (GATED, {"init_a": "exit0", "side": "up"}, ("init-b",)),
@@ -208,8 +213,16 @@ STOPS = {
         NOW,
         {"x": NOW + 10, "y": NOW + 10},
     ),
-    "sidecars wait for the last main container": ({"side_a": "up", "side_b": "up", "x": "exit0", "y": "up"}, NOW, {"y": NOW + 10}),
-    "then the last sidecar": ({"side_a": "up", "side_b": "up", "x": "exit0", "y": "exit0"}, NOW + 1, {"side-b": NOW + 10}),
+    "sidecars wait for the last main container": (
+        {"side_a": "up", "side_b": "up", "x": "exit0", "y": "up"},
+        NOW,
+        {"y": NOW + 10},
+    ),
+    "then the last sidecar": (
+        {"side_a": "up", "side_b": "up", "x": "exit0", "y": "exit0"},
+        NOW + 1,
+        {"side-b": NOW + 10},
+    ),
     "then the first": ({"side_a": "up", "side_b": "exit0", "x": "exit0", "y": "exit0"}, NOW + 1, {"side-a": NOW + 10}),
     "a sidecar whose turn comes late gets two seconds": (
         {"side_a": "up", "side_b": "exit0", "x": "exit0", "y": "exit0"},

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from devcluster.node import states
 from devcluster.node.backoff import BackoffRule
 from devcluster.node.ending import Cause, Ending
@@ -48,7 +49,9 @@ def put(state: State, how: str) -> State:
     return replace(state, phase=Phase.ENDED, run=run)
 
 
-def status(subject: dict[str, Any], end: Ending | None = None, place: Place = PLACE, **how: str | State) -> dict[str, Any]:
+def status(
+    subject: dict[str, Any], end: Ending | None = None, place: Place = PLACE, **how: str | State
+) -> dict[str, Any]:
     """Give the status of a pod whose containers are in these states."""
     found = states.fresh(subject)
     for name, state in how.items():
@@ -219,7 +222,11 @@ DIFFERENCES = {
     "wanted absent and absent": ({"a": None}, {}, False),
     "wanted absent and there": ({"a": None}, {"a": "x"}, True),
     "empty equals absent": ({"a": {}}, {}, False),
-    "conditions of others": ({"c": [{"type": "A", "status": "True"}]}, {"c": [{"type": "B"}, {"type": "A", "status": "True"}]}, False),
+    "conditions of others": (
+        {"c": [{"type": "A", "status": "True"}]},
+        {"c": [{"type": "B"}, {"type": "A", "status": "True"}]},
+        False,
+    ),
     "a condition is missing": ({"c": [{"type": "A", "status": "True"}]}, {"c": []}, True),
     "a list is shorter": ({"c": [{"name": "x"}]}, {"c": [{"name": "x"}, {"name": "y"}]}, True),
     "state running, waiting there": ({"running": {"startedAt": "t"}}, {"waiting": {"reason": "r"}}, True),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from devcluster.node import atomic
 from devcluster.node.environment import Missing
 from devcluster.node.fields import Facts
@@ -61,7 +62,14 @@ def test_projected() -> None:
                 {
                     "downwardAPI": {
                         "items": [
-                            {"path": "mem", "resourceFieldRef": {"containerName": "x", "resource": "limits.memory", "divisor": "1Gi"}}
+                            {
+                                "path": "mem",
+                                "resourceFieldRef": {
+                                    "containerName": "x",
+                                    "resource": "limits.memory",
+                                    "divisor": "1Gi",
+                                },
+                            }
                         ]
                     }
                 },
@@ -89,9 +97,7 @@ def test_optional_and_missing() -> None:
         plain({"configMap": {"name": "cm", "items": items}})
 
 
-@pytest.mark.parametrize(
-    ("group", "user", "mode"), [(None, None, 0o644), (None, 65532, 0o600), (2000, 65532, 0o640)]
-)
+@pytest.mark.parametrize(("group", "user", "mode"), [(None, None, 0o644), (None, 65532, 0o600), (2000, 65532, 0o640)])
 def test_tokens_are_closed_to_others(group: int | None, user: int | None, mode: int) -> None:
     """As soon as the pod says who is to read them; other files stay as they are."""
     found = private({"token": File(b"", 0o644), "x": File(b"", 0o644)}, {"token"}, group, user)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from devcluster.node.testing import Space, is_true, phase, pod_spec, shell, sleeper, state
+
+from devcluster.node.space import Space, is_true, phase, pod_spec, shell, sleeper, state
 
 pytest_plugins = ["devcluster.testing", "devcluster.node.testing"]
 GPU = {"limits": {"nvidia.com/gpu": "1"}}
