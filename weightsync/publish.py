@@ -23,7 +23,7 @@ from weightsync.delta.diff import ParentChanged
 from weightsync.delta.format import SHARD_BYTES
 from weightsync.delta.make import Made, make_delta, make_full
 from weightsync.digests import Progress, silent
-from weightsync.errors import CheckpointError, NoPath, SourceChanged, StoreConflict, StoreNotFound
+from weightsync.errors import CheckpointError, InputError, NoPath, SourceChanged, StoreConflict, StoreNotFound
 from weightsync.files import writing
 from weightsync.manifest import Edge
 from weightsync.parallel import Workers
@@ -90,6 +90,8 @@ def publish(
     base, parent_from, delta = None, None, None
     if parent is not None:
         base = remote.fetch_version(remote.resolve(parent.version), Bundle(scratch / "parent"), whole=True)
+        if checkpoint.single and base.manifest.assets:
+            raise InputError(f"{source}: is one file, but the parent has small files too; publish the directory")
         if base.schema == checkpoint.schema:
             delta, parent_from = _delta(
                 checkpoint, base, parent, remote, scratch, workers, shard_bytes, progress, clock

@@ -287,3 +287,14 @@ def test_hub(tiny: World, tmp_path: Path) -> None:
         denied = call("pull", tiny.root / "never", *at, **{**there, "HF_TOKEN": "hf_wrong"})
     assert denied.returncode == 69
     assert json.loads(denied.stdout)["error"]["reason"] == "StoreDenied"
+
+
+def test_a_file_is_not_compared_with_a_directory(
+    tiny: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A version without small files would take them from whoever applies the delta: refused, also when published."""
+    alone, out = tmp_path / "alone.safetensors", tmp_path / "out"
+    shutil.copyfile(next(tiny.folders[1].glob("*.safetensors")), alone)
+    assert main(["diff", str(tiny.folders[0]), str(alone), "-o", str(out)]) == 42
+    assert "the other a directory" in capsys.readouterr().err
+    assert not out.exists()

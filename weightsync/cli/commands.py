@@ -62,6 +62,8 @@ def _diff(context: Context) -> Result:
     a = context.arguments
     names.check_name(a.model)
     old, new = Checkpoint.open(a.old), Checkpoint.open(a.new)
+    if old.single != new.single:
+        raise InputError("one of them is a file, the other a directory: without its small files a version has none")
     notes = []
     if a.profile == "wan":
         notes.append("profile wan: class-coded positions are not available in this version, lan coding was used")
