@@ -1,4 +1,4 @@
-"""Fixtures of the tests that talk to a bucket server; `stores` holds what needs no fixture."""
+"""Fixtures that several integration tests share; `stores`, `places` and `applying` hold what needs no fixture."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import worlds
+from worlds import World, reset
 
 from bucketserver.client import BucketServer
 from integration.stores import TOKEN, fresh_client, hub_backend
@@ -46,3 +48,16 @@ def out(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "dest").write_bytes(b"held")
     return folder
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[World]:
+    """Give four versions, a sibling, and the edges between them, in memory."""
+    with worlds.memory_folder() as folder:
+        yield worlds.world(folder)
+
+
+@pytest.fixture
+def target(tiny: World) -> Path:
+    """Give a directory that holds v0."""
+    return reset(tiny.root / "target", tiny.trees[0])

@@ -15,8 +15,9 @@ import pytest
 import worlds
 from worlds import World, outcome, reset, stamps, tree, unlike
 
+from integration.applying import copy, refuses, walk
 from integration.stores import small_disk
-from weightsync.delta.apply import Applied, apply
+from weightsync.delta.apply import apply
 from weightsync.delta.build import copy_and_apply
 from weightsync.delta.step import Step
 from weightsync.errors import BaseMismatch, CheckpointError, InputError, NoSpace, TargetError, WeightsyncError
@@ -24,40 +25,6 @@ from weightsync.parallel import Workers
 
 NOBODY = 65534
 FIRST = "model-00001-of-00002.safetensors"
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Iterator[World]:
-    """Give four versions and the edges between them, in memory."""
-    with worlds.memory_folder() as folder:
-        yield worlds.world(folder)
-
-
-@pytest.fixture
-def target(tiny: World) -> Path:
-    """Give a directory that holds v0."""
-    return reset(tiny.root / "target", tiny.trees[0])
-
-
-def walk(target: Path, steps: list[Step], threads: int = 1) -> Applied:
-    """Apply here."""
-    with Workers(threads) as workers:
-        return apply(target, steps, workers)
-
-
-def copy(source: Path, dest: Path, steps: list[Step]) -> None:
-    """Apply to a copy."""
-    with Workers(1) as workers:
-        copy_and_apply(source, dest, steps, workers)
-
-
-def refuses(target: Path, steps: list[Step], error: type[WeightsyncError], match: str) -> None:
-    """Check that an apply is refused and not a file was touched."""
-    before, content = stamps(target), tree(target)
-    with pytest.raises(error, match=match):
-        walk(target, steps)
-    assert unlike(tree(target), content) == []
-    assert stamps(target) == before
 
 
 # ---- targets that are not fit to be changed

@@ -35,13 +35,6 @@ WAYS = [(0, 1), (1, 0), (0, 3), (3, 0)]
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Iterator[World]:
-    """Give four versions and the edges between them, in memory."""
-    with worlds.memory_folder() as folder:
-        yield worlds.world(folder)
-
-
-@pytest.fixture(scope="module")
 def chunky() -> Iterator[World]:
     """Give two versions with a tensor of more than one chunk."""
     with worlds.memory_folder() as folder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,55 +14,20 @@ import worlds
 import zstandard
 from worlds import World, outcome, reset, stamps, tree, unlike
 
+from integration.applying import copy, refuses, walk
 from weightsync.bundle import Bundle
 from weightsync.checkpoint import Checkpoint
 from weightsync.codec import Mode, encode
 from weightsync.codec.difference import Dense
-from weightsync.delta.apply import Applied, apply
-from weightsync.delta.build import copy_and_apply
 from weightsync.delta.diff import write_delta
 from weightsync.delta.reader import Delta
 from weightsync.delta.step import Step
 from weightsync.delta.writer import DeltaWriter
-from weightsync.errors import BaseMismatch, DigestMismatch, FormatError, InputError, Unsupported, WeightsyncError
+from weightsync.errors import BaseMismatch, DigestMismatch, FormatError, InputError, Unsupported
 from weightsync.manifest import Data
 from weightsync.parallel import Workers
 
 FIRST = "model-00001-of-00002.safetensors"
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Iterator[World]:
-    """Give four versions and the edges between them, in memory."""
-    with worlds.memory_folder() as folder:
-        yield worlds.world(folder)
-
-
-@pytest.fixture
-def target(tiny: World) -> Path:
-    """Give a directory that holds v0."""
-    return reset(tiny.root / "target", tiny.trees[0])
-
-
-def walk(target: Path, steps: list[Step], threads: int = 1, contents: dict[str, bytes] | None = None) -> Applied:
-    """Apply here."""
-    with Workers(threads) as workers:
-        return apply(target, steps, workers, contents=contents)
-
-
-def copy(source: Path, dest: Path, steps: list[Step]) -> None:
-    """Apply to a copy."""
-    with Workers(1) as workers:
-        copy_and_apply(source, dest, steps, workers)
-
-
-def refuses(target: Path, steps: list[Step], error: type[WeightsyncError], match: str) -> None:
-    """Check that an apply is refused and not a file was touched."""
-    before, content = stamps(target), tree(target)
-    with pytest.raises(error, match=match):
-        walk(target, steps)
-    assert unlike(tree(target), content) == []
-    assert stamps(target) == before
 
 
 def forged(tiny: World, name: str, data: list[Data], **fields: object) -> Bundle:

@@ -21,19 +21,6 @@ from weightsync.cli import commands, main
 from weightsync.delta.target import locked
 
 
-@pytest.fixture(scope="module")
-def tiny() -> Iterator[World]:
-    """Give four versions, a sibling, and the deltas between them."""
-    with worlds.memory_folder() as folder:
-        yield worlds.world(folder)
-
-
-@pytest.fixture
-def target(tiny: World) -> Path:
-    """Give a directory that holds v0."""
-    return reset(tiny.root / "target", tiny.trees[0])
-
-
 @pytest.fixture
 def out(tiny: World) -> Path:
     """Give a place that is free."""

@@ -44,13 +44,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketServer]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def tiny() -> Iterator[World]:
-    """Give four versions and a sibling."""
-    with worlds.memory_folder() as folder:
-        yield worlds.world(folder)
-
-
 @pytest.fixture(scope="module", params=KINDS)
 def place(request: pytest.FixtureRequest, server: BucketServer, tiny: World) -> Place:
     """Give a store that holds all of them; what a test spoils it mends."""

@@ -46,13 +46,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketServer]:
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Iterator[World]:
-    """Give four versions and a sibling."""
-    with worlds.memory_folder() as folder:
-        yield worlds.world(folder)
-
-
-@pytest.fixture(scope="module")
 def local(tiny: World) -> Place:
     """Give a volume that holds all of them."""
     return Place(VolumeStore(tiny.root / "local"), tiny).publish_all()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import worlds
 from worlds import MODEL, World, outcome, reset, tree
 
 from integration.places import Place, clean
@@ -22,13 +21,6 @@ from weightsync.store import VolumeStore, names
 
 FIRST = "model-00001-of-00002.safetensors"
 SECOND = "model-00002-of-00002.safetensors"
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Iterator[World]:
-    """Give four versions and a sibling."""
-    with worlds.memory_folder() as folder:
-        yield worlds.world(folder)
 
 
 @pytest.fixture
