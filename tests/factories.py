@@ -31,6 +31,7 @@ from weightsync.delta.merge import split
 from weightsync.delta.reader import Delta
 from weightsync.delta.step import Step
 from weightsync.dtypes import BITS, word_bytes
+from weightsync.errors import FormatError, Unsupported
 from weightsync.parallel import Workers
 from weightsync.schema import Schema
 
@@ -344,12 +345,19 @@ class Valid:
     def __init__(
         self, path: Path, schema: Schema, data: bytes, changes: list[tuple[tuple[int, int], Difference]]
     ) -> None:
-        self.path, self.schema, self.bytes, self.changes = path, schema, data, changes
-        self.full = False
+        self.path, self.schema, self.bytes, self.changes, self.full = path, schema, data, changes, False
 
     def open(self, schema: Schema | None = None) -> Delta:
         """The file at `path`, with the schema it was made for or another."""
         return Delta.open([self.path], self.schema if schema is None else schema, full=self.full)
+
+    def outcome(self, data: bytes) -> list[tuple[tuple[int, int], Difference]] | None:
+        """The changes that a delta file of these bytes holds, or None where it is refused as it should be."""
+        self.path.write_bytes(data)
+        try:
+            return decoded(self.open())
+        except (FormatError, Unsupported):
+            return None
 
     def parts(self) -> tuple[Header, bytes, Any, Any]:
         """The file taken apart: header, payload, and copies of directory and segments."""
