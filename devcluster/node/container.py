@@ -59,7 +59,8 @@ class Container:
         """Wait for the end."""
         code = await asyncio.shield(self._process.exited)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._log.closed.wait(), DRAIN_SECONDS)
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await self._log.closed.wait()
         code = code if code >= 0 else 128 - code
         message = ""
         with suppress(OSError), self._files.termination.open("rb") as file:
@@ -114,9 +115,11 @@ class Container:
             os.close(writer)
         output = asyncio.ensure_future(spawn.read_all(reader))
         try:
-            code = await asyncio.wait_for(asyncio.shield(process.exited), timeout)
+            async with asyncio.timeout(timeout):
+                code = await asyncio.shield(process.exited)
             with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(output), DRAIN_SECONDS)
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    await asyncio.shield(output)
         finally:
             process.signal(signal.SIGKILL)
             if not output.done():

@@ -71,7 +71,8 @@ async def _http(action: Json, target: Target, timeout: float) -> Outcome:
 
 async def _tcp(action: Json, target: Target, timeout: float) -> Outcome:
     address = action.get("host") or target.pod_ip
-    _, writer = await asyncio.wait_for(asyncio.open_connection(address, port(action["port"], target.spec)), timeout)
+    async with asyncio.timeout(timeout):
+        _, writer = await asyncio.open_connection(address, port(action["port"], target.spec))
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()

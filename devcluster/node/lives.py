@@ -106,7 +106,16 @@ class Lives:
         self._changed()
 
     async def _live(self, name: str, before: State, pod: Mapping[str, Any], facts: Facts) -> None:
-        """From the start to the end of one run."""
+        """From the start to the end of one run; whatever goes wrong in here is an end of it, never a life without end."""
+        try:
+            await self._life(name, before, pod, facts)
+        except Exception as error:
+            log.exception("container %s of %s/%s", name, pods.namespace(pod), pods.name(pod))
+            self._host.recorder.tell(pod, self._host.name, "Warning", "Failed", f"Error: {error!r}", name)
+            ended = states.ended(self.states[name], self._host.clock(), START_ERROR, "StartError", repr(error))
+            self._put(ended)
+
+    async def _life(self, name: str, before: State, pod: Mapping[str, Any], facts: Facts) -> None:
         host, spec = self._host, pods.containers(pod)[name]
         try:
             files = self._files(name, self.states[name].restarts)

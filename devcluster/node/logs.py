@@ -15,6 +15,7 @@ from pathlib import Path
 
 from devcluster.node import pods
 
+CHUNK = 1 << 16
 MAX_LINE = 16 * 1024  # a longer line is kept in parts, as container runtimes do
 TAIL_BYTES, TAIL_LINES = 2048, 80  # of a log that stands in for a termination message
 
@@ -51,7 +52,7 @@ class LogWriter:
 
     def _readable(self, fd: int, stream: str, rest: bytearray) -> None:
         with suppress(BlockingIOError):
-            chunk = os.read(fd, 1 << 16)
+            chunk = os.read(fd, CHUNK)
             rest += chunk
             *lines, tail = bytes(rest).split(b"\n")
             if len(tail) > MAX_LINE or (tail and not chunk):
@@ -94,8 +95,9 @@ def last_words(path: Path) -> str:
     """The end of a log, for a container that failed without a message."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        start = max(0, size - 4 * TAIL_BYTES)
+        start = max(0, size - MAX_LINE - CHUNK - 4 * TAIL_BYTES)  # at least one whole line, however long
         file.seek(start)
-        lines = file.read().splitlines(keepends=True)[1 if start else 0 :]
+        # only at "\n": a program may print "\r", as progress bars do
+        lines = [line + b"\n" for line in file.read().split(b"\n")[1 if start else 0 : -1]]
         return select(lines, Query(tail=TAIL_LINES))[-TAIL_BYTES:].decode(errors="replace")
     return ""

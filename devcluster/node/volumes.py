@@ -130,7 +130,11 @@ class Volumes:
             volume = self._sources[mount.volume]
             source = volume / mount.sub_path if mount.sub_path else volume
             if mount.sub_path:
-                if not source.resolve().is_relative_to(volume.resolve()):
+                try:
+                    inside = source.resolve().is_relative_to(volume.resolve())
+                except (OSError, RuntimeError) as error:  # a loop of links is the one or the other, by Python's version
+                    raise VolumeProblem(f"subPath {mount.sub_path!r} leads nowhere: {error}") from error
+                if not inside:
                     raise VolumeProblem(f"subPath {mount.sub_path!r} leads out of volume {mount.volume!r}")
                 if not source.exists():
                     source.mkdir(parents=True)

@@ -72,6 +72,7 @@ class Worker:
     def forget(self) -> None:
         """The pod was removed from the API server without waiting for this node; cancel `run` next."""
         self._gone = True
+        self._wake.set()
 
     def refers_to(self, kind: str, name: str) -> bool:
         """Whether a ConfigMap or Secret is in one of the pod's volumes."""
@@ -95,8 +96,12 @@ class Worker:
                         self._gone = True
                         return
                 timeout = None if due is None else max(0.0, due - self._host.clock())
+                if self._gone:
+                    return
+                # not `wait_for`: on Python 3.11 it swallows a cancel that comes together with the event
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), timeout)
+                    async with asyncio.timeout(timeout):
+                        await self._wake.wait()
         finally:
             await self._abandon()
 
