@@ -15,10 +15,12 @@ from weightsync import assets, digests
 from weightsync.checkpoint import Checkpoint
 from weightsync.digests import Digests
 from weightsync.errors import DigestMismatch, FormatError, InputError, TargetError
-from weightsync.files import FOLDER, write_whole, writing
+from weightsync.files import FOLDER, open_plain, read_plain, write_whole, writing
 from weightsync.layout import Layout
 from weightsync.manifest import Data, Edge, End, Manifest
 from weightsync.schema import Schema
+
+PARTS = ("data", "blobs", "manifests", "edges")
 
 BLOB_LIMIT = 1 << 30
 """Largest blob in bytes that is taken into memory."""
@@ -159,7 +161,7 @@ class Bundle:
     def _data(self, entry: Data) -> Path:
         path = self.data_path(entry.sha256)
         try:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 size = file.seek(0, 2)
                 if size != entry.bytes:
                     raise DigestMismatch(
@@ -172,6 +174,12 @@ class Bundle:
         if found != entry.sha256:
             raise DigestMismatch(f"{path}: its bytes do not have the sha256 in its name; fetch or make it again")
         return path
+
+    def refuse_links(self) -> None:
+        """Raise `TargetError` when the folder, or one in it, is a symbolic link: writing here must stay here."""
+        for path in (self.root.parent, self.root, *(self.root / part for part in PARTS)):
+            if path.is_symlink():
+                raise TargetError(f"{path}: is a symbolic link; remove it")
 
     def start(self) -> None:
         """Make the folder for a new edge. Raises `TargetError` when something is there already."""
@@ -188,12 +196,9 @@ def _edge(path: Path) -> Edge:
 
 def _checked(path: Path, sha256: str, limit: int) -> bytes:
     try:
-        size = path.stat().st_size
-        data = path.read_bytes() if size <= limit else b""
+        data = read_plain(path, limit)
     except OSError as e:
         raise FormatError(f"{path}: cannot be read: {e.strerror or e}") from e
-    if size > limit:
-        raise FormatError(f"{path}: has {size} bytes, at most {limit} are expected")
     if hashlib.sha256(data).hexdigest() != sha256:
         raise DigestMismatch(f"{path}: its bytes do not have the sha256 in its name; fetch or make it again")
     return data

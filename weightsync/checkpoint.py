@@ -22,7 +22,7 @@ import numpy.typing as npt
 from weightsync import assets as asset_files
 from weightsync.codec.difference import Words
 from weightsync.errors import CheckpointError, LocalError, SourceChanged, TargetBusy, TargetError
-from weightsync.files import FOLDER, JOURNAL, lock_folder
+from weightsync.files import FOLDER, JOURNAL, lock_folder, read_plain
 from weightsync.layout import (
     HEADER_LIMIT,
     INDEX,
@@ -159,7 +159,7 @@ def _file_names(path: Path) -> _Found:
     if INDEX in indexes or len(indexes) == 1:
         index = path / (INDEX if INDEX in indexes else indexes[0])
         try:
-            place = parse_index(index.read_bytes(), str(index))
+            place = parse_index(read_plain(index, HEADER_LIMIT), str(index))
         except OSError as e:
             raise _unreadable(index, e) from e
         names = sorted(set(place.values()))
@@ -243,7 +243,7 @@ def _schema(rows: Sequence[tuple[Row, int, int]], names: Sequence[str], root: Pa
         return Schema.build((row.name, row.dtype, row.shape, row.stop - row.start) for row, _, _ in rows)
     except CheckpointError as e:
         for row, file, offset in rows:
-            if repr(row.name) in str(e):
+            if str(e).startswith((f"tensor {row.name!r}:", f"tensor name {row.name!r} ")):
                 raise CheckpointError(f"{root / names[file]}: byte {offset}: {e}") from e
         raise CheckpointError(f"{root}: {e}") from e
 

@@ -25,7 +25,8 @@ NON_FINITE: dict[str, tuple[int, int]] = {
     "BF16": (0x7FFF, 0x7F80), "F16": (0x7FFF, 0x7C00), "F32": (0x7FFFFFFF, 0x7F800000),
     "F8_E5M2": (0x7F, 0x7C), "C64": (0x7FFFFFFF, 0x7F800000), "F64": (0x7FFFFFFF, 0x7FF00000),
 }  # fmt: skip
-"""(mask, infinity): a word is infinite or NaN when (word & mask) >= infinity. Of an F64 only the high word tells.
+"""(mask, infinity): a word is infinite or NaN when (word & mask) >= infinity. Of an F64 only the high word tells, and only
+a change of it is noticed.
 
 Types without infinities are not counted.
 """

@@ -7,8 +7,10 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 
 from weightsync.errors import NoSpace, TargetError
@@ -68,6 +70,24 @@ def write_whole(path: Path, data: bytes, *, via: Path | None = None) -> None:
             sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def open_plain(path: Path) -> BufferedReader:
+    """Open a plain file for reading, without waiting for whoever writes a pipe of that name. Raises `OSError`."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "is not a plain file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_plain(path: Path, limit: int) -> bytes:
+    """All of a plain file of at most `limit` bytes. Raises `OSError`."""
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise OSError(errno.EFBIG, f"has {size} bytes, at most {limit} are expected", str(path))
+        return file.read(size)
 
 
 def lock_folder(handle: int, folder: Path, *, exclusive: bool) -> bool:

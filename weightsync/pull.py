@@ -22,7 +22,7 @@ from weightsync.delta.step import Step, check_chain, open_full
 from weightsync.delta.target import check_assets, locked, open_target, put_assets
 from weightsync.digests import Progress, silent
 from weightsync.errors import InputError, NoPath, NoSpace, StoreCorrupt, StoreNotFound, TargetError
-from weightsync.files import FOLDER, JOURNAL
+from weightsync.files import FOLDER, JOURNAL, writing
 from weightsync.graph import Hop
 from weightsync.parallel import Workers
 from weightsync.remote import KEY, Remote, Routes
@@ -74,6 +74,7 @@ def pull(
         return _in_place(remote, version, dest, workers, max_hops, progress)
     with building(dest, keep=True) as folder:
         bundle = Bundle(folder / FOLDER / FETCHED)
+        bundle.refuse_links()
         target = remote.fetch_version(remote.resolve(version), bundle, whole=True)
         routes = Routes(remote)
         opened = _open(remote, bundle, routes, None, target, max_hops)
@@ -94,6 +95,7 @@ def pull(
 def _in_place(remote: Remote, version: str, dest: Path, workers: Workers, max_hops: int, progress: Progress) -> Pulled:
     bundle = Bundle(dest / FOLDER / FETCHED)
     with locked(dest):
+        bundle.refuse_links()
         checkpoint = open_target(dest)
         recovered = _finish_interrupted(remote, bundle, checkpoint, workers, progress)
         try:
@@ -108,7 +110,9 @@ def _in_place(remote: Remote, version: str, dest: Path, workers: Workers, max_ho
 
 def _forget(bundle: Bundle, dest: Path) -> None:
     """Remove what was fetched; a kill, or a fault that may pass, leaves it for the next call."""
-    shutil.rmtree(bundle.root, ignore_errors=True)
+    if bundle.root.exists():
+        with writing(bundle.root):
+            shutil.rmtree(bundle.root)
     discard_folder(dest)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from weightsync import graph
 from weightsync.bundle import BLOB_LIMIT, DOCUMENT_LIMIT, Bundle, Version
 from weightsync.errors import FormatError, InputError, StoreConflict, StoreCorrupt, StoreNotFound, WeightsyncError
-from weightsync.files import TEMPORARY, need_room, write_whole, writing
+from weightsync.files import TEMPORARY, need_room, open_plain, write_whole, writing
 from weightsync.graph import Link
 from weightsync.manifest import Edge, Manifest
 from weightsync.store import Download, Store, names
@@ -163,7 +163,7 @@ def known(edge: Edge) -> Link:
 def _holds(path: Path, sha256: str) -> bool:
     """Whether the file is there and whole."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == sha256
     except OSError:
         return False

@@ -15,7 +15,7 @@ from weightsync.digests import Progress, silent
 @contextmanager
 def bar(title: str, total: int | None, *, quiet: bool) -> Iterator[Progress]:
     """A bar over `total` bytes (None: unknown), for the time of the block; may be advanced from several threads."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield silent
         return
     lock = threading.Lock()

@@ -45,8 +45,8 @@ class Merged:
 def write_merged(hops: Sequence[Hop], base: Version, target: Version, writer: DeltaWriter, workers: Workers) -> Merged:
     """Append the records that lead from `base`, where the first hop starts, to `target`, where the last one ends.
 
-    Raises `FormatError` when the outcome does not fit the digests of the two versions: an input is then not what it
-    claims to be.
+    Raises `FormatError` when the outcome does not touch exactly the chunks in which the two versions differ: an input is
+    then not what it claims to be. More cannot be told without the weights; who applies the result proves every chunk.
     """
     if base.schema != target.schema:
         raise SchemaMismatch("the first and the last version hold different tensors; only a Full edge leads there")

@@ -18,6 +18,7 @@ from weightsync.codec import Difference, Mode, decode, largest, largest_raw, rev
 from weightsync.codec.modes import GROUP_SEGMENTS
 from weightsync.delta.format import HEADER_BYTES, RECORD, SEGMENT, Header
 from weightsync.errors import FormatError, Unsupported
+from weightsync.files import open_plain
 from weightsync.schema import CHUNK_BYTES, Schema
 
 
@@ -94,7 +95,7 @@ class Delta:
 
 def _map(path: Path) -> memoryview:
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             size = file.seek(0, 2)
             if size < HEADER_BYTES:
                 raise FormatError(f"{path}: {size} bytes are too short for a delta file")

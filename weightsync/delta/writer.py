@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -124,5 +125,6 @@ class _Shard:
         return Data(sha256, header.file_bytes)
 
     def discard(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # what was not written yet cannot be, on a full disk; it is not wanted either
+            self._file.close()
         self._path.unlink(missing_ok=True)
