@@ -164,13 +164,14 @@ class Layout:
 def is_plain_name(name: str) -> bool:
     """Whether this is a file name and nothing more: no folder, not hidden, nothing a terminal would interpret.
 
-    1 to 255 bytes of UTF-8 that do not begin with "." and hold no "/", no control character (below U+0020) and no U+007F.
+    1 to 255 bytes of UTF-8 that do not begin with "." and hold no "/" and no control character (below U+0020, and U+007F to
+    U+009F).
     """
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
         return False
-    return 0 < size <= 255 and name[0] != "." and not any(c < " " or c in "/\x7f" for c in name)
+    return 0 < size <= 255 and name[0] != "." and not any(c < " " or c == "/" or "\x7f" <= c <= "\x9f" for c in name)
 
 
 def is_weight_file(name: str) -> bool:

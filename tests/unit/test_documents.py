@@ -263,7 +263,7 @@ def test_endless_nesting_is_refused(kind: str, inner: str) -> None:
     ("key", "value"),
     [
         ("path", "../a.json"), ("path", "a/b.json"), ("path", ".a.json"), ("path", "a.py"), ("path", "model.safetensors"),
-        ("path", layout.INDEX), ("path", "a\x1b[2J.json"), ("path", "a\x7f.json"), ("path", ""), ("path", "x" * 251 + ".json"),
+        ("path", layout.INDEX), ("path", "a\x1b[2J.json"), ("path", "a\x7f.json"), ("path", "a\x9b31m.json"), ("path", ""), ("path", "x" * 251 + ".json"),
         ("path", 5), ("path", ["a.json"]), ("bytes", -1), ("bytes", True), ("bytes", "2"), ("bytes", (64 << 20) + 1), ("bytes", None),
         ("sha256", 5), ("sha256", None), ("sha256", ["0" * 64]), ("sha256", "0" * 63), ("sha256", "A" * 64), ("sha256", "0" * 64 + "\n"),
     ],
@@ -368,7 +368,7 @@ def test_the_weights_digest_is_what_is_documented(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     ["../a.safetensors", "/a.safetensors", "d/a.safetensors", ".a.safetensors", "", ".", "..", "a", "a.safetensors/", "a\0.safetensors",
-     "a\n.safetensors", "a\x1b.safetensors", "a\x7f.safetensors", "é" * 128 + ".safetensors", "a.safetensors.index.json", 5, None],
+     "a\n.safetensors", "a\x1b.safetensors", "a\x7f.safetensors", "a\x9b.safetensors", "é" * 128 + ".safetensors", "a.safetensors.index.json", 5, None],
     ids=ascii,
 )  # fmt: skip
 def test_hostile_layout_names_are_refused(name: Any) -> None:
