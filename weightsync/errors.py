@@ -125,6 +125,12 @@ class TargetError(WeightsyncError):
     exit_code = 42
 
 
+class TargetExists(TargetError):
+    """A directory that was to be made is there already."""
+
+    reason = "TargetExists"
+
+
 class TargetBusy(TargetError):
     """Another process is changing this directory."""
 

@@ -7,6 +7,7 @@ chosen again. Everything is fetched and proven before the first byte of an exist
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from weightsync.delta.reader import Delta
 from weightsync.delta.step import Step, check_chain, open_full
 from weightsync.delta.target import check_assets, locked, open_target, put_assets
 from weightsync.digests import Progress, silent
-from weightsync.errors import InputError, NoPath, NoSpace, StoreCorrupt, StoreNotFound, TargetError
+from weightsync.errors import InputError, NoPath, NoSpace, StoreCorrupt, StoreNotFound, TargetError, TargetExists
 from weightsync.files import FOLDER, JOURNAL, writing
 from weightsync.graph import Hop
 from weightsync.parallel import Workers
@@ -70,8 +71,13 @@ def pull(
 
     Raises `StoreError` and its kinds, `NoPath` when no usable chain of edges leads there, and what `apply` raises.
     """
-    if dest.exists() and not is_empty(dest):
-        return _in_place(remote, version, dest, workers, max_hops, progress)
+    if not dest.exists() or is_empty(dest):
+        with suppress(TargetExists):  # somebody made it this very moment
+            return _fresh(remote, version, dest, workers, max_hops, progress)
+    return _in_place(remote, version, dest, workers, max_hops, progress)
+
+
+def _fresh(remote: Remote, version: str, dest: Path, workers: Workers, max_hops: int, progress: Progress) -> Pulled:
     with building(dest, keep=True) as folder:
         bundle = Bundle(folder / FOLDER / FETCHED)
         bundle.refuse_links()

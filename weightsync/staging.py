@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from weightsync.errors import TargetBusy, TargetError
+from weightsync.errors import TargetBusy, TargetError, TargetExists
 from weightsync.files import FOLDER, lock_folder, sync_folder, writing
 
 MARK = "building"
@@ -23,18 +23,22 @@ def building(dest: Path, *, keep: bool = False) -> Iterator[Path]:
     """A hidden folder, empty but for our own, that becomes `dest` when the block succeeds and is removed otherwise.
 
     With `keep`, what lies in the library's own folder in it outlives a failure and is found by the next attempt. Raises
-    `TargetError` when `dest` exists or the hidden name is taken, `TargetBusy` when another process builds it.
+    `TargetExists` when `dest` exists, `TargetError` when the hidden name is taken, `TargetBusy` when another process
+    builds it.
     """
     dest = dest.absolute()
     if dest.name in ("", "..") or (dest.exists() and dest.samefile(Path.cwd())):
         raise TargetError(f"{dest}: cannot be replaced while it is where we stand; name a new directory")
     if dest.is_symlink() or (dest.exists() and not is_empty(dest)):
-        raise TargetError(f"{dest}: exists already; name a new directory")
+        raise TargetExists(f"{dest}: exists already; name a new directory")
     folder = dest.with_name(f".{dest.name}.building")
     with writing(folder):
         dest.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError as e:
+            raise TargetBusy(f"{dest}: another process has just made it; look again") from e
     try:
         _take(handle, folder, dest)
         try:
