@@ -27,7 +27,7 @@ from weightsync.files import FOLDER, JOURNAL, writing
 from weightsync.graph import Hop
 from weightsync.parallel import Workers
 from weightsync.remote import KEY, Remote, Routes
-from weightsync.staging import building, is_empty
+from weightsync.staging import building, is_empty, sweep
 
 FETCHED = "fetch"
 EDGES_LOOKED_AT = 16
@@ -79,7 +79,7 @@ def pull(
 
 def _fresh(remote: Remote, version: str, dest: Path, workers: Workers, max_hops: int, progress: Progress) -> Pulled:
     with building(dest, keep=True) as folder:
-        bundle = Bundle(folder / FOLDER / FETCHED)
+        bundle = Bundle(folder.parent / FETCHED)
         bundle.refuse_links()
         target = remote.fetch_version(remote.resolve(version), bundle, whole=True)
         routes = Routes(remote)
@@ -100,6 +100,7 @@ def _fresh(remote: Remote, version: str, dest: Path, workers: Workers, max_hops:
 
 def _in_place(remote: Remote, version: str, dest: Path, workers: Workers, max_hops: int, progress: Progress) -> Pulled:
     bundle = Bundle(dest / FOLDER / FETCHED)
+    sweep(dest)
     with locked(dest):
         bundle.refuse_links()
         checkpoint = open_target(dest)
