@@ -52,9 +52,9 @@ def building(dest: Path, *, keep: bool = False) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(content, ignore_errors=True)
             if not keep or not any(path.is_file() for path in hidden.rglob("*") if path.name != MARK):
-                shutil.rmtree(hidden, ignore_errors=True)
+                _discard(hidden)
             raise
-        shutil.rmtree(hidden, ignore_errors=True)
+        _discard(hidden)
     finally:
         os.close(handle)
 
@@ -69,10 +69,22 @@ def sweep(dest: Path) -> None:
     with suppress(OSError, TargetError):
         handle = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            if lock_folder(handle, hidden, exclusive=True) and (hidden / MARK).is_file():
-                shutil.rmtree(hidden, ignore_errors=True)
+            if lock_folder(handle, hidden, exclusive=True) and ((hidden / MARK).is_file() or is_empty(hidden)):
+                _discard(hidden)
         finally:
             os.close(handle)
+
+
+def _discard(hidden: Path) -> None:
+    """Remove the hidden folder, the mark last: until then a later call knows that it is ours."""
+    with suppress(OSError):
+        for path in hidden.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != MARK:
+                path.unlink()
+        (hidden / MARK).unlink(missing_ok=True)
+        hidden.rmdir()
 
 
 def _take(handle: int, hidden: Path, dest: Path) -> Path:
