@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weightsync import canonical
 from weightsync.errors import CheckpointError, FormatError
 from weightsync.files import FOLDER
 from weightsync.layout import is_plain_name, is_weight_file
 
 PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
-_HEX = re.compile("[0-9a-f]{64}")
-
 SIZE_LIMIT = 64 << 20
 """Largest asset in bytes; a larger file is ignored and listed."""
 
@@ -74,7 +72,7 @@ def parse(entry: Any) -> Asset:
     try:
         asset = Asset(entry["path"], entry["bytes"], entry["sha256"])
         ok = is_asset_name(asset.path) and type(asset.bytes) is int and 0 <= asset.bytes <= SIZE_LIMIT
-        ok = ok and _HEX.fullmatch(asset.sha256) is not None
+        ok = ok and canonical.is_sha256(asset.sha256)
     except (KeyError, TypeError, AttributeError) as e:
         raise FormatError(f"an asset entry lacks a field or has a wrong one: {e!r}") from e
     if not ok:

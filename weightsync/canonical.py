@@ -8,12 +8,14 @@ escaped only where JSON demands it. Readers never re-encode: they hash the bytes
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from weightsync.errors import FormatError
 
 MAX_INTEGER = 2**53 - 1
 MAX_DEPTH = 32
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def dumps(value: Any) -> bytes:
@@ -37,6 +39,11 @@ def loads(data: bytes, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise FormatError(f"{what} is not a JSON object")
     return value
+
+
+def is_sha256(text: Any) -> bool:
+    """Whether this is a SHA-256 as documents and names write it: 64 lower-case hex digits."""
+    return isinstance(text, str) and _SHA256.fullmatch(text) is not None
 
 
 def _check(value: Any, depth: int) -> None:

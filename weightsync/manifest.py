@@ -7,7 +7,6 @@ assets together. Both documents are named by the sha256 of their bytes, as recei
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -23,8 +22,6 @@ FEATURES: frozenset[str] = frozenset()
 
 Kind: TypeAlias = Literal["Delta", "Merge", "Full"]
 Profile: TypeAlias = Literal["LAN", "WAN"]
-
-_HEX = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +219,7 @@ def _text(document: dict[str, Any], key: str, what: str) -> str:
 
 def _digest(document: dict[str, Any], key: str, what: str) -> str:
     value = document.get(key)
-    if not isinstance(value, str) or not _HEX.fullmatch(value):
+    if not isinstance(value, str) or not canonical.is_sha256(value):
         raise FormatError(f"{what}: `{key}` must be a sha256 in lower-case hex")
     return value
 

@@ -7,11 +7,11 @@ so that a pull that was killed goes on where it was.
 from __future__ import annotations
 
 import hashlib
-import re
 from pathlib import Path
 
 from weightsync import graph
 from weightsync.bundle import BLOB_LIMIT, DOCUMENT_LIMIT, Bundle, Version
+from weightsync.canonical import is_sha256
 from weightsync.errors import FormatError, InputError, StoreConflict, StoreCorrupt, StoreNotFound, WeightsyncError
 from weightsync.files import TEMPORARY, need_room, open_plain, write_whole, writing
 from weightsync.graph import Link
@@ -48,7 +48,7 @@ class Remote:
 
     def resolve(self, version: str) -> str:
         """The sha256 (hex) of a version's manifest, from its name or from that sha256 itself."""
-        if re.fullmatch("(sha256:)?[0-9a-f]{64}", version):
+        if is_sha256(version.removeprefix("sha256:")):
             return version.removeprefix("sha256:")
         found = self.find(version)
         if not found:

@@ -6,7 +6,6 @@ anything else a `TargetError`, never a fault of the store. Must not know any bac
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import secrets
@@ -16,14 +15,11 @@ from pathlib import Path
 from typing import Self
 
 from weightsync.errors import InputError, NoSpace, TargetError
+from weightsync.files import FULL, TEMPORARY
 from weightsync.store.base import Download
-from weightsync.store.names import TEMPORARY
 
 BLOCK = 1 << 20
 """Bytes that are read, hashed and written at a time."""
-
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What the system says when a disk or a quota is full."""
 
 
 def temporary_name() -> str:

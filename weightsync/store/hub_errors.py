@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weightsync.errors import StoreDenied, StoreError, StoreNotFound, StoreUnavailable, WeightsyncError
+from weightsync.files import FULL
 from weightsync.store import files
 
 _STATUS = re.compile(r"HTTP status (?:client|server) error \((\d{3})")
@@ -76,7 +77,7 @@ def _full(error: Exception) -> bool:
     """Whether a full local disk is behind an error; the storage layer says so in its text only."""
     found = _SYSTEM.search(str(error))
     number = int(found[1]) if found else getattr(error, "errno", None)
-    return number in files.FULL
+    return number in FULL
 
 
 def _words(error: Exception) -> str:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from weightsync.canonical import is_sha256
 from weightsync.errors import InputError
+from weightsync.files import TEMPORARY
 
 NAME_LIMIT = 253
 """Most characters of a model's or version's name; Kubernetes' limit for an object's name."""
@@ -20,12 +22,8 @@ NAME_LIMIT = 253
 PATH_LIMIT = 1024
 """Most UTF-8 bytes of an object's path, and 255 of each part: what object stores and file systems agree on."""
 
-TEMPORARY = ".tmp-"
-"""Prefix of a path's last part while an object is being written; never a name, never listed."""
-
 _BYTES_LIMIT = 1 << 53
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
-_HEX64 = re.compile(r"[0-9a-f]{64}")
 _EDGE = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{16}|full)\.(0|[1-9][0-9]{0,15})\.([0-9a-f]{64})\.json")
 
 
@@ -63,7 +61,7 @@ def check_name(name: str, what: str = "model") -> str:
 
 def check_version(name: str) -> str:
     """`name` itself when it can name a version, else `InputError`; 64 hex digits would be taken for a manifest."""
-    if _HEX64.fullmatch(name):
+    if is_sha256(name):
         raise InputError(f"{name!r} cannot name a version: it looks like a sha256; choose another name")
     return check_name(name, "version")
 
@@ -166,7 +164,7 @@ def name_path(model: str, version: str, manifest: str) -> str:
 def parse_name_path(path: str) -> VersionName | None:
     """What the path of a version's marker says, or None when `path` is not one that `name_path` makes."""
     parts = _parts(path, "names", 4)
-    if parts is None or not _HEX64.fullmatch(parts[3]):
+    if parts is None or not is_sha256(parts[3]):
         return None
     version = parts[2]
     return VersionName(version, parts[3]) if len(version) <= NAME_LIMIT and _SUBDOMAIN.fullmatch(version) else None
@@ -181,6 +179,6 @@ def _parts(path: str, folder: str, count: int) -> list[str] | None:
 
 
 def _digest(value: str) -> str:
-    if _HEX64.fullmatch(value):
+    if is_sha256(value):
         return value
     raise InputError(f"{value[:100]!r} is not a sha256: 64 lower-case hex digits are needed, without a prefix")

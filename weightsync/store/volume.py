@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from weightsync.errors import StoreConflict, StoreCorrupt, StoreDenied, StoreError, StoreNotFound, StoreUnavailable
+from weightsync.files import FULL, TEMPORARY
 from weightsync.store import files, names
 from weightsync.store.base import READ_LIMIT, Download, Entry
 
@@ -186,7 +187,7 @@ class VolumeStore:
         with os.scandir(folder) as entries:
             for entry in entries:
                 with suppress(OSError):
-                    if entry.name.startswith(names.TEMPORARY) and entry.stat(follow_symlinks=False).st_mtime < oldest:
+                    if entry.name.startswith(TEMPORARY) and entry.stat(follow_symlinks=False).st_mtime < oldest:
                         os.unlink(entry.name, dir_fd=folder)
 
     # ---- reading
@@ -294,7 +295,7 @@ class VolumeStore:
         try:
             yield
         except OSError as error:
-            if error.errno in files.FULL:
+            if error.errno in FULL:
                 raise files.no_space(self._root, path, needed) from error
             words = f"{path} in {self.url}: {files.words(error)}"
             if error.errno in _DENIED:
